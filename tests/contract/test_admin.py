@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from millstream_server.runtime.lifecycle.admin import SERVICES, AdminServer, Sub
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, add_reflection
+from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import setting
 from tests.support.telemetry.logged import fields_of
 from tests.support.wire.failures import refusal
@@ -59,13 +61,12 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(work: dict[str, int] | None = None) -> AsyncIterator[Running]:
-    health = HealthServicer((PUBLIC,))
+    health = HealthServicer((PUBLIC,), lambda: ("loading", "paused"))
     subject = Subject(
         services=(PUBLIC,),
         settings=Settings(ticket_key="5ec2e7"),
         health=health,
         open_work=lambda: work or {},
-        conditions=lambda: ("loading", "paused"),
     )
     server = AdminServer(subject, RpcInterceptor())
     port = await server.listen("127.0.0.1:0")
@@ -292,7 +293,7 @@ async def test_a_taken_address_is_said_to_be_taken() -> None:
     await second.stop()
 
 
-async def test_with_credentials_a_client_without_a_certificate_is_kept_out() -> None:
+async def test_over_tls_a_client_without_a_certificate_is_kept_out(tmp_path: Path) -> None:
     ca = trustme.CA()
     server_cert, client_cert = ca.issue_cert("localhost"), ca.issue_cert("operator")
     root = ca.cert_pem.bytes()
@@ -300,11 +301,12 @@ async def test_with_credentials_a_client_without_a_certificate_is_kept_out() -> 
     def pair(cert: trustme.LeafCert) -> tuple[bytes, bytes]:
         return cert.private_key_pem.bytes(), b"".join(p.bytes() for p in cert.cert_chain_pems)
 
-    credentials = grpc.ssl_server_credentials(
-        [pair(server_cert)], root_certificates=root, require_client_auth=True
-    )
+    files = TlsFiles(tmp_path / "crt", tmp_path / "key", tmp_path / "ca")
+    for path, content in ((files.key, pair(server_cert)[0]), (files.cert, pair(server_cert)[1])):
+        path.write_bytes(content)
+    (tmp_path / "ca").write_bytes(root)
     subject = Subject(services=(), settings=Settings(), health=HealthServicer(()), open_work=dict)
-    server = AdminServer(subject, RpcInterceptor(), credentials=credentials)
+    server = AdminServer(subject, RpcInterceptor(), ServerTls(files))
     target = f"localhost:{await server.listen('127.0.0.1:0')}"
     key, chain = pair(client_cert)
     known = grpc.ssl_channel_credentials(root, key, chain)

@@ -258,7 +258,6 @@ def _aged(grace_s: float) -> Any:
     return new_server(max_connection_age_s=0.3, max_connection_age_grace_s=grace_s)
 
 
-@pytest.mark.both_transports
 async def test_an_aged_connections_streams_go_on_and_new_rpcs_get_a_new_one() -> None:
     async with echoing(server=_aged(0)) as served, served.channel() as channel:
         stream = await _open_stream(channel)
@@ -268,7 +267,6 @@ async def test_an_aged_connections_streams_go_on_and_new_rpcs_get_a_new_one() ->
         stream.cancel()
 
 
-@pytest.mark.both_transports
 async def test_after_the_grace_an_aged_connections_streams_are_cut() -> None:
     async with echoing(server=_aged(0.2)) as served, served.channel() as channel:
         stream = await _open_stream(channel)

@@ -162,7 +162,7 @@ async def _transport_has_stopped(server: Server) -> None:
     if isinstance(transport, GrpcServer):
         await transport._server.wait_for_termination()
     else:
-        await until(lambda: not transport._connections)
+        await until(lambda: not transport.connections)
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,10 @@ def test_the_last_place_that_is_given_back_is_told_and_nothing_is_kept() -> None
 # ---- shares --------------------------------------------------------------------------------------
 
 
+def _of(key: str) -> Any:
+    return Connection(key)  # of a call only this is looked at
+
+
 def _take_all(shares: Shares, keys: list[str], stack: contextlib.ExitStack) -> dict[str, int]:
     """Let callers take turns until each is refused; return what each holds."""
     held = dict.fromkeys(keys, 0)
@@ -197,7 +202,7 @@ def _take_all(shares: Shares, keys: list[str], stack: contextlib.ExitStack) -> d
     while refused != set(keys):
         for key in keys:
             try:
-                stack.enter_context(shares.share(key))
+                stack.enter_context(shares.share(_of(key)))
             except OverloadedError:
                 refused.add(key)
             else:
@@ -210,7 +215,7 @@ def test_one_caller_gets_half_and_others_still_find_room() -> None:
     with contextlib.ExitStack() as stack:
         assert _take_all(shares, ["greedy"], stack) == {"greedy": 500}
         assert _take_all(shares, ["second"], stack) == {"second": 250}
-        with shares.share("normal"):
+        with shares.share(_of("normal")):
             assert shares.used == 751
     assert shares.used == 0
     assert not shares._held
@@ -228,9 +233,9 @@ def test_many_callers_can_take_all_and_then_the_first_stream_is_refused() -> Non
     shares = Shares(3, "streams")
     with contextlib.ExitStack() as stack:
         for key in "abc":
-            stack.enter_context(shares.share(key))
+            stack.enter_context(shares.share(_of(key)))
         with pytest.raises(OverloadedError, match="3 streams are open on this server, 0 of them"):
-            stack.enter_context(shares.share("d"))
+            stack.enter_context(shares.share(_of("d")))
         assert set(shares._held) == {"a", "b", "c"}
-    with shares.share("d"):
+    with shares.share(_of("d")):
         assert shares.used == 1

@@ -6,8 +6,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from millstream_server.runtime.security.certificate_names import CertificateName, names_in
-from millstream_server.runtime.transport.sockets import peer_name
+from millstream_server.runtime.rpc.call import CertificateName
+from millstream_server.runtime.transport.sockets import names_in, peer_name
 from tests.support.wire.certificates import Authority, Issued
 
 

@@ -29,7 +29,6 @@ class OpenWork:
     """Counts open work; one per process. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Start with no open work."""
         self.count = 0
         self.leaving = False
         """The shutdown was announced; new work is still accepted."""
@@ -44,7 +43,8 @@ class OpenWork:
     def begin(self, on_leaving: Callable[[], None] | None = None) -> None:
         """Count one more; call ``on_leaving`` when the shutdown is announced, or was already."""
         self.count += 1
-        self._idle.clear()
+        if self.count == 1:
+            self._idle.clear()
         if on_leaving is not None:
             self._told.add(on_leaving)
             if self.leaving:
@@ -59,7 +59,6 @@ class OpenWork:
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """Count a ``with`` block as one piece of work."""
         self.begin()
         try:
             yield

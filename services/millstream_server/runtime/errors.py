@@ -91,7 +91,6 @@ class StatusError(Exception):
 
     @property
     def reason(self) -> str:
-        """The code's name, for logs and metrics."""
         return self.code.name
 
 
@@ -102,7 +101,6 @@ class MalformedMessageError(StatusError):
     """
 
     def __init__(self, message: str) -> None:
-        """``message`` goes to the client."""
         super().__init__(Code.INTERNAL, message)
 
 

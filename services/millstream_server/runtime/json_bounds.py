@@ -57,7 +57,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:
-    """Return whether objects and arrays are nested more than ``limit`` deep."""
     if limit == 0:
         return True
     return any(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_server.runtime.transport import bounds as bounds_module
-from millstream_server.runtime.transport.bounds import Bounds
-from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport import options as bounds_module
+from millstream_server.runtime.transport.options import Bounds, TransportOptions
 
 _MIB = 1 << 20
 

@@ -6,10 +6,10 @@ import importlib.metadata
 import inspect
 
 import pytest
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import StreamClosedError
-from h2.stream import H2Stream, StreamClosedBy, StreamInputs
+from h2.stream import H2Stream, StreamClosedBy
 
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.options import TransportOptions
@@ -33,19 +33,24 @@ def test_methods_that_are_overridden_or_called(name: str) -> None:
 
 def test_every_override_overrides() -> None:
     own = {name for name in vars(ServerState) if not name.startswith("__")}
-    private = {name for name in own if name.startswith("_")} - {"_reset", "_forget_at"}
+    private = {name for name in own if name.startswith("_")}
+    private -= {"_forget_at", "_forget_ended", *(n for n in own if n.startswith("_quick_"))}
     assert private <= set(PRIVATE)
     assert {"open_inbound_streams", "MAX_CLOSED_STREAMS"} <= own & set(dir(H2Connection))
 
 
 def test_attributes() -> None:
-    state = ServerState(TransportOptions(max_receive_bytes=1))
+    state = ServerState(TransportOptions(max_receive_bytes=1), lambda _: None)
     assert state._frame_dispatch_table
     assert state.max_inbound_frame_size == 1 << 14
     assert {"outbound_flow_control_window", "closed"} <= {*dir(H2Stream), *vars(_stream(state))}
-    assert callable(_stream(state).state_machine.process_input)
-    assert StreamInputs.SEND_HEADERS
-    assert StreamInputs.SEND_END_STREAM
+    assert _stream(state)._expected_content_length is None
+    assert callable(_stream(state)._inbound_window_manager.window_consumed)
+    assert callable(state._inbound_flow_control_window_manager.window_consumed)
+    assert state.state_machine.state is ConnectionState.IDLE
+    assert {"state", "client", "headers_received", "headers_sent", "stream_closed_by"} <= {
+        *vars(_stream(state).state_machine)
+    }
     assert state.encoder.table_size_changes == []
     for coder in (state.encoder, state.decoder):
         assert coder.header_table.maxsize == 4096

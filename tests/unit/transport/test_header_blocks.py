@@ -17,7 +17,7 @@ _NAMES = [b":path", b"te", b"authorization", b"grpc-timeout", b"x-request"]
 
 
 def _state() -> ServerState:
-    return ServerState(TransportOptions(max_receive_bytes=1))
+    return ServerState(TransportOptions(max_receive_bytes=1), lambda _: None)
 
 
 def _blocks(seed: int) -> list[Headers]:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_channelz.v1 import channelz_pb2_grpc
@@ -21,9 +21,10 @@ from millstream.v1 import admin_pb2, admin_pb2_grpc
 from millstream_server.runtime.errors import Code, InvalidRequestError, StatusError
 from millstream_server.runtime.rpc import health, reflection
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.channel import bind, server_options
-from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
+from millstream_server.runtime.rpc.channel import server_options
+from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
 from millstream_server.runtime.rpc.serving import ServicerTable
+from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.settings import describe
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -53,8 +54,6 @@ class Subject:
     """The health servicer of its public address; the admin address serves the same one."""
     open_work: Callable[[], Mapping[str, int]]
     """Returns the amount of open work by kind."""
-    conditions: Callable[[], Sequence[str]] = tuple
-    """Returns the names of the health conditions that hold (`runtime.lifecycle.conditions`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Serves AdminService."""
 
     def __init__(self, subject: Subject) -> None:
-        """Serve the state of ``subject``."""
         self._subject = subject
         self._start_time = datetime.now(UTC)
         self._started_s = time.monotonic()
@@ -81,16 +79,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetServerStatus(  # noqa: N802 - the proto's name
         self, request: admin_pb2.GetServerStatusRequest, call: Call
     ) -> admin_pb2.GetServerStatusResponse:
-        """Describe the process."""
         subject = self._subject
         status = admin_pb2.ServerStatus(
             services=subject.services,
             millstream_version=version("millstream"),
             pid=os.getpid(),
-            settings={name: _text(v) for name, v in describe(subject.settings).items()},
+            settings={
+                name: value if isinstance(value, str) else json.dumps(value)
+                for name, value in describe(subject.settings).items()
+            },
             health=subject.health.states,
             open_work=subject.open_work(),
-            health_conditions=subject.conditions(),
+            health_conditions=subject.health.told.conditions,
         )
         status.start_time.FromDatetime(self._start_time)
         status.uptime.FromTimedelta(timedelta(seconds=time.monotonic() - self._started_s))
@@ -121,10 +121,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.SetLogLevelResponse(previous_level=previous)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _level_to_proto(level: int) -> admin_pb2.LogLevel.ValueType:
     """Convert a level; a level between two named ones becomes the lower."""
     below = [named for named, number in _LEVELS.items() if 0 < number <= level]
@@ -141,7 +137,6 @@ class Channelz:
     """grpcio's channelz servicer, whose failures become a `StatusError`."""
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        """Return the method of that name, which takes a `Call`."""
         method = getattr(ChannelzServicer, name)
 
         async def serve(request: Any, _call: Call) -> Any:
@@ -178,23 +173,21 @@ class AdminServer:
         self,
         subject: Subject,
         interceptor: RpcInterceptor,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: ServerTls | None = None,
         further: Sequence[AdminService] = (),
     ) -> None:
-        """Serve ``subject`` and ``further`` services; in plaintext without ``credentials``."""
+        """Serve ``subject`` and ``further`` services; in plaintext without ``tls``."""
         largest = max((s.max_receive_bytes for s in further), default=_MAX_RECEIVE_BYTES)
-        self._credentials = credentials
-        self.grpc = grpc.aio.server(
-            interceptors=[interceptor],
-            options=server_options(max_receive_bytes=largest),
-        )
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), self.grpc)
-        channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), self.grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(subject.health, self.grpc)
+        self._tls = tls
+        self.grpc = GrpcServer(interceptor, server_options(max_receive_bytes=largest))
+        methods = cast("ServicerTable", self.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), methods)
+        channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), methods)
+        health_pb2_grpc.add_HealthServicer_to_server(subject.health, methods)
         for service in further:
-            service.add(self.grpc)
+            service.add(methods)
         names = (*SERVICES, *(service.name for service in further))
-        self._reflection = reflection.add_reflection(self.grpc, names)
+        self._reflection = reflection.add_reflection(methods, names)
 
     async def listen(self, address: str) -> int:
         """Bind and start; returns the port.
@@ -202,7 +195,7 @@ class AdminServer:
         Raises:
             OSError: the address can't be bound.
         """
-        port = bind(self.grpc, address, self._credentials)
+        port = self.grpc.bind(address, self._tls)
         await self.grpc.start()
         return port
 

@@ -41,17 +41,14 @@ class HealthCondition:
 
     @property
     def holds(self) -> bool:
-        """Whether the condition holds: the process then doesn't serve."""
         return self._holds
 
     def set(self, *, holds: bool = True) -> None:
-        """Set whether it holds; no effect when it is so already."""
         if holds is not self._holds:
             self._holds = holds
             self._changed(self)
 
     def clear(self) -> None:
-        """Set that it doesn't hold."""
         self.set(holds=False)
 
 
@@ -89,7 +86,6 @@ class HealthConditions:
 
     @property
     def serving(self) -> bool:
-        """Whether none holds."""
         return not self.holding
 
     def _changed(self, condition: HealthCondition) -> None:

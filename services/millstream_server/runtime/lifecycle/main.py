@@ -75,7 +75,6 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        """Install the handlers."""
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -93,11 +93,7 @@ class Server:
     def _make_transport(self, options: ServerOptions) -> H2Server | GrpcServer:
         rpcs = Rpcs(self._layers(options), self._services, self._open_calls)
         if options.clients is not None:
-            return H2Server(
-                rpcs,
-                options.clients,
-                lambda: self.health.told,
-            )
+            return H2Server(rpcs, options.clients, lambda: self.health.told)
         return GrpcServer(
             RpcInterceptor(rpcs),
             server_options(max_receive_bytes=options.max_receive_bytes),

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client.registry import Collector
@@ -24,12 +24,10 @@ from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.rpc.channel import is_loopback
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import ACCEPTING, SERVICE_NAME, HealthServicer
-from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import CERTIFICATE_EXPIRY
 from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
@@ -44,25 +42,15 @@ _MOST_PROBES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServicePlan:
-    """What a service serves."""
+class ServicePlan(ServerOptions):
+    """What a service serves; its settings say the certificate and the tracing."""
 
     services: tuple[str, ...]
     """Full proto names."""
-    max_receive_bytes: int
-    load: LoadMeter | None
-    """None: no load reports."""
     open_work: Callable[[], Mapping[str, int]]
     """Returns the amount of open work by kind, for operators."""
-    health_only: bool = False
-    """The services' names have a health, but nothing serves them."""
-    clients: TransportOptions | None = None
-    """See `ServerOptions`."""
-    auth: AuthPolicy = field(default_factory=AuthPolicy)
     admin_services: tuple[AdminService, ...] = ()
     """On the admin address only."""
-    limits: RpcLimits | None = None
-    without_spans: Collection[str] = ()
     collectors: tuple[Collector, ...] = ()
     """Collectors of metrics besides those of `runtime.telemetry.metrics`."""
 
@@ -91,7 +79,7 @@ class Service:
         self._probes: H2Server | None = None
         self._metrics: MetricsEndpoint | None = None
         self._listens_aside = False
-        self._plan: ServicePlan | None = None
+        self._collectors: tuple[Collector, ...] = ()
         self.tracing = Tracing.from_settings(
             settings.otlp_endpoint,
             settings.trace_sample_ratio,
@@ -106,21 +94,8 @@ class Service:
             SettingsError: settings contradict each other.
         """
         settings = self._settings
-        self._plan = plan
-        self.server = Server(
-            plan.services,
-            ServerOptions(
-                max_receive_bytes=plan.max_receive_bytes,
-                clients=plan.clients,
-                tls=self._tls,
-                auth=plan.auth,
-                limits=plan.limits,
-                tracing=self.tracing,
-                without_spans=plan.without_spans,
-                load=plan.load,
-                health_only=plan.health_only,
-            ),
-        )
+        self._collectors = plan.collectors
+        self.server = Server(plan.services, replace(plan, tls=self._tls, tracing=self.tracing))
         if settings.admin_listen:
             self._admin = self._make_admin(plan)
         if settings.health_listen:
@@ -153,8 +128,7 @@ class Service:
         self.server.health.set(ACCEPTING, serving=False)
         settings = self._settings
         if settings.metrics_listen:
-            collectors = self._plan.collectors if self._plan else ()
-            self._metrics = MetricsEndpoint(settings.metrics_listen, self._name, collectors)
+            self._metrics = MetricsEndpoint(settings.metrics_listen, self._name, self._collectors)
             log.info("listening", on="metrics", port=self._metrics.port)
         if self._admin is not None:
             port = await self._admin.listen(settings.admin_listen)
@@ -194,7 +168,6 @@ class Service:
                 services=plan.services,
                 settings=self._settings,
                 health=self.server.health,
-                conditions=lambda: self.server.conditions.holding,
                 open_work=plan.open_work,
             ),
             RpcInterceptor(
@@ -203,7 +176,7 @@ class Service:
                     (*SERVICES, *(service.name for service in plan.admin_services)),
                 )
             ),
-            credentials=tls.credentials() if tls else None,
+            tls,
             further=plan.admin_services,
         )
 

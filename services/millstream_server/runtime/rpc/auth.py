@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from millstream_server.runtime.errors import PermissionDeniedError, UnauthenticatedError
-from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.call import Call, CertificateName
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.settings import SettingsError
 
 _HEALTH = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
@@ -25,7 +24,7 @@ _LOAD = frozenset({"/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"})
 _BEARER = "bearer "
 
 
-class CallerKind(enum.Enum):
+class CallerKind(enum.StrEnum):
     """How a caller was authenticated."""
 
     ANONYMOUS = "anonymous"
@@ -42,8 +41,7 @@ class CallerIdentity:
 
     @property
     def key(self) -> str:
-        """`Call.caller_key` of a caller that is known."""
-        return f"{self.kind.value}:{self.name}"
+        return f"{self.kind}:{self.name}"
 
 
 ANONYMOUS = CallerIdentity("anonymous", CallerKind.ANONYMOUS)
@@ -78,25 +76,20 @@ class PeerIdentities:
                 )
 
     def allowed(self, names: Iterable[CertificateName]) -> str | None:
-        """Return the first name that may call, or None."""
-        return next((n.value for n in names if any(map(_matcher(n), self._patterns))), None)
+        return next(
+            (n.value for n in names if any(_matches(n, each) for each in self._patterns)), None
+        )
 
 
-def _matcher(name: CertificateName) -> Callable[[str], bool]:
-    is_uri = name.kind == "uri"
-    plain = name.value if is_uri else name.value.lower()
-
-    def matches(pattern: str) -> bool:
-        if pattern == "*":
-            return plain != ""
-        if is_uri != (":" in pattern):
-            return False
-        if pattern.endswith("*"):
-            stem = pattern[:-1]
-            return plain.startswith(stem) and plain != stem
-        return plain == (pattern if is_uri else pattern.lower())
-
-    return matches
+def _matches(name: CertificateName, pattern: str) -> bool:
+    if pattern == "*":
+        return name.value != ""
+    if name.kind == "dns":
+        return ":" not in pattern and name.value.lower() == pattern.lower()
+    if pattern.endswith("*"):
+        stem = pattern[:-1]
+        return name.value.startswith(stem) and name.value != stem
+    return ":" in pattern and name.value == pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +120,9 @@ class AuthLayer:
         self._open = open_methods
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: all but the open methods, also those that don't exist."""
         return method not in self._open
 
     def enter(self, call: Call) -> None:
-        """Authenticate the caller, or raise; see `Layer.enter`."""
         known = self._recognize(call)
         _CALLER.set(known)  # each RPC is a task with its own context
         call.caller_key = known.key

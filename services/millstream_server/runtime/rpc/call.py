@@ -19,11 +19,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import unquote
 
 from millstream_server.runtime.errors import Code, ServingError
-from millstream_server.runtime.security.certificate_names import CertificateName
 
 SMALL_REQUEST_BYTES = 4 << 10
 """For services whose requests are names: gRPC's longest are 1 KiB. Their callers may hold nothing
@@ -34,6 +33,18 @@ CURRENT_KEY: ContextVar[str] = ContextVar("millstream_caller_key", default="")
 """`Call.caller_key` of the RPC that this task serves; empty outside of RPCs."""
 
 ServicerT = TypeVar("ServicerT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateName:
+    """An entry of a TLS certificate's Subject Alternative Name.
+
+    The kind counts: a CA that lets its users choose DNS names may sign "DNS:spiffe://td/processor",
+    which isn't the SPIFFE id.
+    """
+
+    kind: Literal["uri", "dns"]
+    value: str
 
 
 class Source(Protocol):

@@ -71,20 +71,16 @@ def channel_options(
 def server_options(
     *,
     max_receive_bytes: int,
-    max_connection_age_s: float = 0.0,
-    max_connection_age_grace_s: float = 0.0,
     max_concurrent_streams: int = MAX_CONCURRENT_STREAMS,
     min_ping_interval_s: float = MIN_PING_INTERVAL_S,
     keepalive_s: float = SERVER_KEEPALIVE_S,
     keepalive_timeout_s: float = SERVER_KEEPALIVE_TIMEOUT_S,
 ) -> ChannelArguments:
-    """Return the arguments of a server; an age of 0 means no limit.
+    """Return the arguments of a worker's server, or of an admin port.
 
-    After an age, clients of a headless Kubernetes service reconnect, resolve it again and find new
-    replicas; gRPC varies the age by 10 %. Streams still open after age and grace are cut. So
-    only the Processor has an age: a worker's stream carries the requests of many clients.
+    Connections have no age: a worker's stream carries the requests of many clients.
     """
-    options: ChannelArguments = [
+    return [
         ("grpc.max_receive_message_length", max_receive_bytes),
         ("grpc.max_send_message_length", -1),
         # What a client may send ahead of its handler, in each stream, beyond the message that is
@@ -104,28 +100,6 @@ def server_options(
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ]
-    if max_connection_age_s:
-        options.append(("grpc.max_connection_age_ms", _ms(max_connection_age_s)))
-        if max_connection_age_grace_s:
-            options.append(("grpc.max_connection_age_grace_ms", _ms(max_connection_age_grace_s)))
-    return options
-
-
-def bind(
-    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
-) -> int:
-    """Let a server listen on an address, HOST:PORT; in plaintext without credentials.
-
-    Raises:
-        OSError: it can't be bound.
-    """
-    try:
-        if credentials is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        message = f"can't listen on {address}: is the port taken?"
-        raise OSError(message) from error
 
 
 def open_channel(

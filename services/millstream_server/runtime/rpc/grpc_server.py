@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import grpc
 
 from millstream_server.runtime.errors import Code
-from millstream_server.runtime.rpc.channel import ChannelArguments, bind
+from millstream_server.runtime.rpc.call import CertificateName, key_of_address
+from millstream_server.runtime.rpc.channel import ChannelArguments
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
 from millstream_server.runtime.rpc.status import GRPC_CODES
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -42,23 +42,18 @@ class GrpcServer:
         self,
         interceptor: RpcInterceptor,
         arguments: ChannelArguments,
-        died: Callable[[], None] = lambda: None,
+        died: Callable[[], None] | None = None,
     ) -> None:
         """Serve RPCs through ``interceptor``.
 
         ``died`` is called when gRPC accepts no more calls; only a new process helps.
         """
-        self._server = grpc.aio.server(interceptors=[interceptor], options=arguments)
+        server = cast("Any", grpc.aio.server(interceptors=[interceptor], options=arguments))
+        self._server = server
         self._watching: asyncio.Task[None] | None = None
         self._died = died
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add a service's methods."""
-        self._server.add_registered_method_handlers(service, dict(handlers))  # type: ignore[attr-defined]
-
-    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        """Add `grpc.GenericRpcHandler`s."""
-        self._server.add_generic_rpc_handlers(tuple(handlers))
+        self.add_registered_method_handlers = server.add_registered_method_handlers
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
         """Bind an address, HOST:PORT; return the port.
@@ -66,12 +61,18 @@ class GrpcServer:
         Raises:
             OSError: it can't be bound.
         """
-        return bind(self._server, address, tls.credentials() if tls else None)
+        try:
+            if tls is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, tls.credentials()))
+        except RuntimeError as error:
+            message = f"can't listen on {address}: is the port taken?"
+            raise OSError(message) from error
 
     async def start(self) -> None:
-        """Accept connections."""
         await self._server.start()
-        self._watching = asyncio.ensure_future(self._watch())
+        if self._died is not None:
+            self._watching = asyncio.ensure_future(self._watch(self._died))
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no more connections and RPCs; after ``grace_s`` cut what is open. None: at once."""
@@ -79,20 +80,20 @@ class GrpcServer:
             self._watching.cancel()
         await self._server.stop(grace_s)
 
-    async def _watch(self) -> None:
+    async def _watch(self, died: Callable[[], None]) -> None:
         """Detect that gRPC serves no more: a `:path` that isn't UTF-8 ends grpcio 1.85's own loop.
 
         It happens before any code of ours runs. Open streams go on, new connections are refused,
         and gRPC reports nothing.
         """
-        core: Any = self._server._server  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+        core = self._server._server  # noqa: SLF001 - no public way
         while core.is_running():  # noqa: ASYNC110 - it sets no event
             await asyncio.sleep(_WATCH_S)
         log.error(
             "gRPC's serving loop died; this process finishes its work and exits",
             cause="a caller's frame, most likely a :path that isn't UTF-8",
         )
-        self._died()
+        died()
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -168,22 +169,20 @@ class GrpcCall(ServedCall):
         self.write = context.write if streaming else self._keep
         self._metadata: Sequence[tuple[str, str | bytes]] | None = None
         self._task = asyncio.current_task()
+        self.caller_key = key_of_address(self.peer)
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        """See `Call`."""
         if self._metadata is None:
             self._metadata = self.context.invocation_metadata() or ()
         return self._metadata
 
     @property
     def peer(self) -> str:
-        """See `Call`."""
         return self.context.peer()  # type: ignore[no-any-return]
 
     @property
     def certificate_names(self) -> Sequence[CertificateName] | None:
-        """See `Call`."""
         facts: Mapping[str, Sequence[bytes]] = self.context.auth_context()
         if "x509_pem_cert" not in facts:
             return None
@@ -195,7 +194,6 @@ class GrpcCall(ServedCall):
 
     @property
     def time_left_s(self) -> float | None:
-        """See `Call`."""
         return self.context.time_remaining()  # type: ignore[no-any-return]
 
     async def _keep(self, response: Any) -> None:
@@ -207,7 +205,6 @@ class GrpcCall(ServedCall):
             self.context.set_trailing_metadata(self.trailers)
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
-        """See `ServedCall`."""
         try:
             await self.context.abort(GRPC_CODES[code], message, trailers)
         except grpc.aio.AbortError as aborted:
@@ -216,7 +213,6 @@ class GrpcCall(ServedCall):
             raise CallOverError from error
 
     def is_late(self, error: BaseException) -> bool:
-        """See `ServedCall`."""
         return isinstance(error, _TOO_LATE)
 
 
@@ -234,8 +230,9 @@ class _Plain(logging.Filter):
         return True
 
 
+_plain = _Plain()
+
+
 def plain_grpc_log() -> None:
     """Make the lines plain, for the whole process; may be called again."""
-    logger = logging.getLogger(LOGGER)
-    if not any(isinstance(found, _Plain) for found in logger.filters):
-        logger.addFilter(_Plain())
+    logging.getLogger(LOGGER).addFilter(_plain)  # once, however often it is called

@@ -33,6 +33,9 @@ ACCEPTING = "accepting"
 checks of gRPC clients that balance. A server that can't serve for another reason, such as a
 Processor without workers, says so in the error of a call; a client that leaves the server out would
 only see its own deadline pass."""
+UNKNOWN_NAME = (
+    "this server knows no service of that name; grpc.health.v1.Health/List names those it knows"
+)
 MAX_NAME = 256
 """Longest name in a request. Callers aren't authenticated."""
 MAX_WATCHES = 4096
@@ -105,12 +108,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     @property
     def states(self) -> Mapping[str, bool]:
-        """The health of each name: True is SERVING."""
         return dict(self._serving)
 
     @property
     def told(self) -> Health:
-        """What probes by HTTP are told."""
         return Health(self.states, self._conditions())
 
     def _wake(self, name: str) -> None:
@@ -127,11 +128,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """
         _check_name(request.service)
         if request.service not in self._serving:
-            raise StatusError(
-                Code.NOT_FOUND,
-                "this server knows no service of that name; grpc.health.v1.Health/List names those "
-                "it knows",
-            )
+            raise StatusError(Code.NOT_FOUND, UNKNOWN_NAME)
         return _Status(status=self._status(request.service))
 
     @max_request_bytes(SMALL_REQUEST_BYTES)
@@ -162,7 +159,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             UnavailableError: the servicer was closed.
         """
         _check_name(request.service)
-        with self._shares.share(call.caller_key), self._watching(request.service) as changed:
+        with self._shares.share(call), self._watching(request.service) as changed:
             last, ended = None, self._closed
             while not ended:
                 changed.clear()
@@ -176,7 +173,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _watching(self, name: str) -> Iterator[asyncio.Event]:
-        """Register an event that is set when ``name`` may have changed."""
         changed = asyncio.Event()
         self._watches.setdefault(name, set()).add(changed)
         try:

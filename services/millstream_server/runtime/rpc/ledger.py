@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
-from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.errors import OverloadedError, UnavailableError
 from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.telemetry import metrics
 
 _RETRY_S = 1.0
@@ -85,13 +86,11 @@ class Ledger:
         self.used += amount
 
     def give_back(self, amount: int) -> None:
-        """Count less as held, of what was taken."""
         self.used -= amount
 
     # ---- who holds most pays ---------------------------------------------------------------------
 
     def of(self, holder: Holder) -> int:
-        """Return what one holds."""
         return self._held.get(holder.caller_key, {}).get(holder, 0)
 
     def add(self, holder: Holder, amount: int = 1) -> None:
@@ -137,7 +136,6 @@ class Ledger:
             self._relieving = False
 
     def _largest(self, callers: Any) -> Any:
-        """Return which of some callers holds most; None: there are none."""
         return max(callers, key=self._by_caller.__getitem__, default=None)
 
 
@@ -147,13 +145,11 @@ class Hold:
     __slots__ = ("_amount", "_closed", "_ledger")
 
     def __init__(self, ledger: Ledger) -> None:
-        """Hold nothing yet."""
         self._ledger = ledger
         self._amount = 0
         self._closed = False
 
     def take(self, amount: int) -> None:
-        """Hold more; see `Ledger.take`."""
         self._ledger.take(amount)
         self._amount += amount
 
@@ -175,7 +171,6 @@ class Place:
     __slots__ = ("_places", "caller_key", "give_up", "opened", "since_s")
 
     def __init__(self, places: Places, caller_key: Hashable, give_up: Callable[[], object]) -> None:
-        """Made by `Places.open`."""
         self.caller_key = caller_key
         self.give_up = give_up
         self.since_s = time.monotonic()
@@ -197,7 +192,6 @@ class Place:
             unused[self] = None
 
     def close(self) -> None:
-        """Close what has it, in the way that is right now."""
         self.give_up()
 
     def free(self) -> None:
@@ -247,11 +241,9 @@ class Places(Ledger):
         return key is not None and self._take_away(key, 1 + self.most // _BATCH)
 
     def all(self) -> list[Place]:
-        """Return all places."""
         return [place for held in self._held.values() for place in held]
 
     def unused_of(self, place: Place) -> dict[Place, None]:
-        """Return the unused places of a place's caller."""
         return self._unused.get(place.caller_key, {})
 
     def freed(self, place: Place) -> None:
@@ -260,7 +252,7 @@ class Places(Ledger):
             return
         self.remove(place)
         self.unused_of(place).pop(place, None)
-        place.give_up = _nothing  # keeps what had it in memory
+        place.give_up = bool  # the old one keeps what had it in memory
         if place.caller_key not in self._held:
             del self._unused[place.caller_key]
         if not self.used:
@@ -282,10 +274,6 @@ class Places(Ledger):
         return first
 
 
-def _nothing() -> None:
-    """Stand for what is closed."""
-
-
 class Shares(Ledger):
     """Bounds streams in sum and by caller.
 
@@ -298,33 +286,33 @@ class Shares(Ledger):
         """Allow ``most`` in sum; ``what`` names the streams in the error."""
         super().__init__(most)
         self._what = what
+        self._closed = ""
 
     @contextlib.contextmanager
-    def share(self, caller_key: str) -> Iterator[None]:
-        """Hold one while the block runs.
+    def share(self, call: Call) -> Iterator[None]:
+        """Hold one while the block runs, of the handler of ``call``.
 
         Raises:
+            UnavailableError: `close` was called.
             OverloadedError: too many are open, of this caller or in sum.
         """
-        held = self._by_caller.get(caller_key, 0)
+        if self._closed:
+            raise UnavailableError(self._closed)
+        held = self._by_caller.get(call.caller_key, 0)
         if held >= self.most - self.used:
             raise OverloadedError(
                 f"{self.used} {self._what} are open on this server, {held} of them yours; "
                 f"it allows {self.most}, and one caller as many as are free",
                 retry_delay_s=_SHARE_RETRY_S,
             )
-        holder = _Share(caller_key)
-        self.add(holder)
+        self.add(call)
         try:
             yield
         finally:
-            self.remove(holder)
+            self.remove(call)
 
-
-class _Share:
-    """One stream."""
-
-    __slots__ = ("caller_key",)
-
-    def __init__(self, caller_key: str) -> None:
-        self.caller_key = caller_key
+    def close(self, why: str) -> None:
+        """End all with UNAVAILABLE and refuse new ones: an open one would delay a server's stop."""
+        self._closed = why
+        for call in [call for held in self._held.values() for call in held]:
+            call.fail(UnavailableError(why))

@@ -52,11 +52,9 @@ class LimitsLayer:
         metrics.ADMISSION_OPEN_BYTES.set_function(lambda: self.bytes.used)
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: the services it was made for."""
         return service_of(method) in self._services
 
     def enter(self, call: Call) -> Visit:
-        """Count an RPC as open until it ends; see `Layer.enter`."""
         self.streams.take(1)
         return _Held(self)
 

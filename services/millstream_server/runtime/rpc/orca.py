@@ -11,13 +11,11 @@ report where either is 0. `runtime.telemetry.counts` measures both.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
-from millstream_server.runtime.errors import UnavailableError
 from millstream_server.runtime.rpc.call import (
     SMALL_REQUEST_BYTES,
     Call,
@@ -87,11 +85,9 @@ class OrcaLayer:
         self._services = frozenset(services)
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: the services it was made for."""
         return service_of(method) in self._services
 
     def enter(self, call: Call) -> Visit:
-        """Add the trailer when the servicer has ended; see `Layer.enter`."""
         return _Reporting(call, self._report)
 
 
@@ -112,10 +108,8 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
     """Sends each client a report at the interval it requests."""
 
     def __init__(self, source: LoadSource) -> None:
-        """Report the load that ``source`` returns."""
         self._report = _Report(source)
         self._shares = Shares(MAX_STREAMS, "load report streams")
-        self._closed = asyncio.Event()
 
     @max_request_bytes(SMALL_REQUEST_BYTES)
     async def StreamCoreMetrics(  # noqa: N802 - the RPC's name
@@ -127,17 +121,14 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
             UnavailableError: it drains. After OK gRPC's clients retry at once or log an error.
         """
         interval_s = _interval_s(request)
-        with self._shares.share(call.caller_key):
-            while not self._closed.is_set():
+        with self._shares.share(call):
+            while True:
                 yield self._report.message()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(interval_s):
-                        await self._closed.wait()
-        raise UnavailableError("the server is shutting down and reports its load no longer")
+                await asyncio.sleep(interval_s)
 
     def close(self) -> None:
-        """End all streams and refuse new ones: an open one would delay the server's stop."""
-        self._closed.set()
+        """End all streams and refuse new ones."""
+        self._shares.close("the server is shutting down and reports its load no longer")
 
 
 def add_orca(server: Any, source: LoadSource) -> OrcaServicer:

@@ -71,12 +71,11 @@ class Reflection(ReflectionServicer):  # type: ignore[misc]
         names = {*service_names, V1ALPHA}
         super().__init__({*names, V1}, _pool_of(names))
         self._made: dict[str, Any] = {}
-        self._closing = asyncio.Event()
         self._shares = Shares(MAX_STREAMS, "reflection streams")
 
     def close(self) -> None:
         """End open streams, idle ones too; new ones end at once."""
-        self._closing.set()
+        self._shares.close("this server is shutting down")
 
     @max_request_bytes(SMALL_REQUEST_BYTES)  # the protocol has every request in its response
     async def ServerReflectionInfo(  # noqa: N802 - the proto's name
@@ -89,9 +88,9 @@ class Reflection(ReflectionServicer):  # type: ignore[misc]
             UnavailableError: the servicer was closed, or the caller sends nothing.
         """
         loop = asyncio.get_running_loop()
-        with self._shares.share(call.caller_key):
+        with self._shares.share(call):
             async with (
-                contextlib.aclosing(_until(self._closing, aiter(request_iterator))) as requests,
+                contextlib.aclosing(_bounded(aiter(request_iterator))) as requests,
                 contextlib.aclosing(super().ServerReflectionInfo(requests, None)) as responses,
             ):
                 async for response in responses:
@@ -101,8 +100,6 @@ class Reflection(ReflectionServicer):  # type: ignore[misc]
                         yield response
                     finally:
                         unread.cancel()
-        if self._closing.is_set():
-            raise UnavailableError("this server is shutting down")
 
     def _file_by_filename(self, request: Any, filename: str) -> Any:
         try:
@@ -159,7 +156,6 @@ def _pool_of(service_names: Iterable[str]) -> DescriptorPool:
 
 
 def _v1_file() -> bytes:
-    """Make reflection's v1 file from its v1alpha file; only the package differs."""
     file = FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name = "grpc/reflection/v1/reflection.proto"
@@ -167,35 +163,23 @@ def _v1_file() -> bytes:
     return text_format.Parse(text, FileDescriptorProto()).SerializeToString()
 
 
-async def _until(closing: asyncio.Event, requests: Any) -> AsyncGenerator[Any]:
-    """Pass requests on until there are no more or ``closing`` is set.
+async def _bounded(requests: Any) -> AsyncGenerator[Any]:
+    """Pass requests on.
 
     Raises:
         OverloadedError: there are too many.
         UnavailableError: none came in time.
     """
-    closed = asyncio.ensure_future(closing.wait())
-    following: asyncio.Future[Any] | None = None
-    try:
-        for _ in range(MAX_REQUESTS):
-            if closing.is_set():
-                return
-            following = asyncio.ensure_future(anext(requests, None))
-            await asyncio.wait(
-                {closed, following}, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not following.done():
-                if closing.is_set():
-                    return
-                raise UnavailableError(f"no request came for {IDLE_S:g} s; open another stream")
-            request = following.result()
-            if request is None:
-                return
-            yield request
-        raise OverloadedError(
-            f"a reflection stream takes {MAX_REQUESTS} requests; open another", retry_delay_s=1.0
-        )
-    finally:
-        closed.cancel()
-        if following is not None:
-            following.cancel()
+    for _ in range(MAX_REQUESTS):
+        try:
+            async with asyncio.timeout(IDLE_S):
+                request = await anext(requests, None)
+        except TimeoutError:
+            why = f"no request came for {IDLE_S:g} s; open another stream"
+            raise UnavailableError(why) from None
+        if request is None:
+            return
+        yield request
+    raise OverloadedError(
+        f"a reflection stream takes {MAX_REQUESTS} requests; open another", retry_delay_s=1.0
+    )

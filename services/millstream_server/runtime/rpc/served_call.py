@@ -9,7 +9,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -26,7 +25,7 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnavailableError,
 )
-from millstream_server.runtime.rpc.call import Call, Source, Visit, key_of_address
+from millstream_server.runtime.rpc.call import Call, Source, Visit
 
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 16
@@ -45,7 +44,7 @@ class ServedCall(Call, ABC):
     A transport adds how messages and statuses are read and sent, and the rest of `Call`.
     """
 
-    __slots__ = ("_all_came", "_caller_key", "_task", "ending", "failure", "method", "trailers",
+    __slots__ = ("_all_came", "_task", "caller_key", "ending", "failure", "method", "trailers",
                  "visits")  # fmt: skip
 
     method: str
@@ -61,7 +60,6 @@ class ServedCall(Call, ABC):
     send_from: Callable[[Source], Awaitable[None]]
 
     def __init__(self, method: str) -> None:
-        """Make a call of ``method``, its full name."""
         self.method = method
         self.trailers: Trailers = ()
         self._all_came = False
@@ -73,38 +71,22 @@ class ServedCall(Call, ABC):
         """The task that serves it; set by the transport."""
         self.ending = False
         """The servicer has ended, or the RPC has without it: `fail` then has no effect."""
-        self._caller_key: str | None = None
 
     # ---- what servicers and layers use; see `Call` -----------------------------------------------
 
     @property
-    def caller_key(self) -> str:
-        """See `Call`."""
-        if self._caller_key is None:
-            self._caller_key = key_of_address(self.peer)
-        return self._caller_key
-
-    @caller_key.setter
-    def caller_key(self, key: str) -> None:
-        self._caller_key = key
-
-    @property
     def all_read(self) -> bool:
-        """See `Call`."""
         return False
 
     def add_trailer(self, key: str, value: str | bytes) -> None:
-        """See `Call`."""
         self.trailers = (*self.trailers, (key, value))
 
     def cancel(self) -> None:
-        """See `Call`."""
         self.fail(RequestCancelledError("the server cancelled this call"))
 
     # ---- its requests: no generator, which is one coroutine more per message --------------------
 
     def __aiter__(self) -> Self:
-        """Iterate over the requests."""
         return self
 
     async def __anext__(self) -> Any:
@@ -119,8 +101,8 @@ class ServedCall(Call, ABC):
         if message is self.END:
             self._all_came = True
             raise StopAsyncIteration
-        if message.__class__ is Malformed:
-            raise message.error
+        if isinstance(message, StatusError):
+            raise message
         for visit in self.visits:
             visit.received(message)
         return message
@@ -169,17 +151,14 @@ class OpenCalls(OpenWork):
     """A server's RPCs whose handlers run. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Start with no RPC."""
         super().__init__()
         self._calls: set[ServedCall] = set()
 
     def add(self, call: ServedCall) -> None:
-        """Add an RPC whose handler begins."""
         self.begin()
         self._calls.add(call)
 
     def remove(self, call: ServedCall) -> None:
-        """Remove an RPC whose handler has ended."""
         self._calls.discard(call)
         self.end()
 
@@ -194,17 +173,10 @@ class OpenCalls(OpenWork):
 # ---- requests that don't parse -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """Takes the place of a request that didn't parse."""
-
-    error: StatusError
-
-
 def tolerant(
     deserialize: Callable[[bytes], Any] | None, max_bytes: int | None = None
 ) -> Callable[[bytes], Any]:
-    """Wrap a generated deserializer: it returns `Malformed` for a message that it can't take.
+    """Wrap a generated deserializer: it returns the error of a message that it can't take.
 
     That is one that doesn't parse, or has more than ``max_bytes``. Without a deserializer requests
     stay bytes, as in gRPC.
@@ -215,11 +187,11 @@ def tolerant(
 
     def parse(data: bytes) -> Any:
         if max_bytes is not None and len(data) > max_bytes:
-            return Malformed(_too_large(len(data), max_bytes))
+            return _too_large(len(data), max_bytes)
         try:
             return deserialize(data)
         except DecodeError:
-            return Malformed(_explain(descriptor, data))
+            return _explain(descriptor, data)
 
     return parse
 

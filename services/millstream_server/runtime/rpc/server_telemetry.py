@@ -1,8 +1,8 @@
 """Spans and metrics of the RPCs that a server serves.
 
-The filters of opentelemetry-instrumentation-grpc decide which methods are observed, and its mapping
-which status a span gets. Its server interceptor is not used: it fails with streams that are
-cancelled or ended early and with handlers that read and write, and records exceptions twice.
+The mapping of opentelemetry-instrumentation-grpc decides which status a span gets. Its server
+interceptor is not used: it fails with streams that are cancelled or ended early and with handlers
+that read and write, and records exceptions twice.
 tests/contract/test_rpc_telemetry.py shows each failure.
 """
 
@@ -11,11 +11,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection
-from types import SimpleNamespace
 from typing import Any
 
 from opentelemetry.context import Context, attach
-from opentelemetry.instrumentation.grpc import filters
 from opentelemetry.instrumentation.grpc._utilities import _server_status
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
@@ -27,10 +25,8 @@ from millstream_server.runtime.telemetry.counts import Method
 from millstream_server.runtime.telemetry.metrics import RPC_SERVER_DURATION, RPC_SERVER_OPEN
 from millstream_server.runtime.telemetry.tracing import PROPAGATOR, Tracing
 
-# Not health, reflection, channelz, load reports and discovery, which are called automatically.
-_OBSERVED: filters.Condition[Any] = filters.negate(
-    filters.any_of(*(filters.service_prefix(name) for name in ("grpc.", "xds.", "envoy.")))
-)
+_CALLED_AUTOMATICALLY = ("/grpc.", "/xds.", "/envoy.")
+"""Health, reflection, channelz, load reports and discovery: not observed."""
 _OTHER = "/_OTHER"
 """The conventions' name for methods that the server does not have."""
 
@@ -66,11 +62,9 @@ class TelemetryLayer:
         }
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: all methods but those that are called automatically."""
-        return bool(_OBSERVED(SimpleNamespace(method=method)))
+        return not method.startswith(_CALLED_AUTOMATICALLY)
 
     def enter(self, call: Call) -> Visit:
-        """Start the measurement and the span; see `Layer.enter`."""
         return _ServedRpc(self._methods.get(call.method) or self._methods[_OTHER], call)
 
 
@@ -108,7 +102,7 @@ class _ServedRpc(Visit):
     def ended(self, outcome: Outcome) -> None:
         method = self._method
         _OPEN[method.name] -= 1
-        method.observe(outcome.code.name, time.perf_counter() - self._started)
+        method.observe(outcome.code, time.perf_counter() - self._started)
         if self._span is not None:
             _end_span(self._span, outcome)
 

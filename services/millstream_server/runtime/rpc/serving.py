@@ -61,7 +61,6 @@ class Method:
     def __init__(
         self, name: str, handler: Handler, layers: Sequence[Layer], open_calls: OpenCalls
     ) -> None:
-        """Serve ``handler``'s servicer behind ``layers``."""
         self.name = name
         sent = "stream" if handler.request_streaming else "unary"
         returned = "stream" if handler.response_streaming else "unary"
@@ -71,7 +70,7 @@ class Method:
         self.parse: Callable[[bytes], Any] = tolerant(
             handler.request_deserializer, self.max_request_bytes
         )
-        """Parses a request; returns `Malformed` for what can't be parsed."""
+        """Parses a request; returns the error of what can't be parsed."""
         self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
         self.response_streaming: bool = handler.response_streaming
         self._sends = handler.response_streaming and inspect.iscoroutinefunction(self._servicer)
@@ -193,14 +192,12 @@ class MethodTable:
     """Finds what serves a path. Servicers are added as to a grpc.aio server."""
 
     def __init__(self, rpcs: Rpcs) -> None:
-        """Serve with the layers of ``rpcs``."""
         self._rpcs = rpcs
         self._handlers: dict[str, Handler] = {}
         self._generic: list[Any] = []
         self._methods: dict[str, Method] = {}
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add a service's methods by their short names."""
         for name, handler in handlers.items():
             self._handlers[f"/{service}/{name}"] = handler
 
@@ -307,12 +304,10 @@ async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException 
 
 
 def _reported(error: BaseException | None) -> Failure:
-    """Return what the caller is told of a failure."""
     return error if isinstance(error, (ServingError, StatusError)) else InternalError.with_id()
 
 
 def _cancelled(call: ServedCall) -> Outcome:
-    """Return the outcome of an RPC that its caller cancelled or whose deadline passed."""
     if call.time_left_s == 0:
         return Outcome(Code.DEADLINE_EXCEEDED, "the caller's deadline passed")
     return Outcome(Code.CANCELLED, "cancelled by the client")

@@ -187,7 +187,6 @@ class SlotOutput(Outgoing[ResponseT], Generic[EntryT, EndT, ResponseT]):
 
     @property
     def crowded(self) -> bool:
-        """See `Outgoing.crowded`."""
         return len(self._items) > _PENDING_ITEMS
 
     def latest(self, slot: int, entry: EntryT) -> None:
@@ -273,7 +272,6 @@ class SlotSession(
         *,
         stall_limit_s: float = _STALL_LIMIT_S,
     ) -> None:
-        """Run requests with ``service``."""
         self.service = service
         self.output: SlotOutput[EntryT, EndT, ResponseT] = SlotOutput(
             service.response, stall_limit_s

@@ -43,7 +43,6 @@ class Outgoing(ABC, Generic[ResponseT]):
     __slots__ = ("_draining", "_taken", "filled", "wake")
 
     def __init__(self) -> None:
-        """Start without content."""
         self.filled = False
         """Whether there is something to take."""
         self.wake = asyncio.Event()
@@ -65,12 +64,10 @@ class Outgoing(ABC, Generic[ResponseT]):
         """Add a slot's failure."""
 
     def drain(self) -> None:
-        """Say that the server is shutting down."""
         self._draining = True
         self._fill()
 
     async def taken(self) -> None:
-        """Wait for the next `take`."""
         self._taken.clear()
         await self._taken.wait()
 
@@ -198,7 +195,6 @@ class Slots(ABC, Generic[MessageT, StartT, ResponseT]):
             slot.fail(internal("a start failed", error))
 
     def _cancel(self, number: int) -> None:
-        """Stop a request; of a slot that isn't in use, nothing."""
         if slot := self.open.get(number):
             slot.stop(RequestCancelledError("the caller cancelled the request"))
 
@@ -219,7 +215,6 @@ class Slot(ABC, Generic[SessionT, StartT]):
     deadline_passed: ClassVar[str] = "the deadline passed before the request had ended"
 
     def __init__(self, session: SessionT, number: int) -> None:
-        """Be slot ``number`` of ``session``."""
         self.session = session
         self._deadline: asyncio.TimerHandle | None = None
         self.number = number
@@ -267,7 +262,6 @@ class Slot(ABC, Generic[SessionT, StartT]):
             self._deadline.cancel()
 
     def fail(self, error: ServingError) -> None:
-        """End with a failure."""
         self.free()
         self.session.output.fail(self.number, error)
 

@@ -65,7 +65,9 @@ class ApiKeys:
         self._entries: tuple[_Entry, ...] = self._fixed
         if file is not None:
             self._entries = self._read(file)
-            _warn_if_world_readable(file)
+            if file.stat().st_mode & stat.S_IROTH:
+                why = "the file of API keys is readable by everybody; change its mode"
+                log.warning(why, file=file)
         elif not self._fixed:
             raise SettingsError(f"{variable}: holds no key")
         _check_unique(self._entries)
@@ -129,11 +131,6 @@ class ApiKeys:
 
     def _names(self) -> str:
         return ",".join(sorted({entry.name for entry in self._entries}))
-
-
-def _warn_if_world_readable(file: Path) -> None:
-    if file.stat().st_mode & stat.S_IROTH:
-        log.warning("the file of API keys is readable by everybody; change its mode", file=file)
 
 
 def _cannot_read(error: OSError) -> str:

@@ -55,7 +55,6 @@ class Material:
     expires_at_s: float = math.inf
 
     def same_bytes(self, other: Material) -> bool:
-        """Return whether nothing has changed."""
         return (self.chain, self.key, self.ca) == (other.chain, other.key, other.ca)
 
 

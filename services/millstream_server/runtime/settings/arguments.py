@@ -12,6 +12,11 @@ from typing import Any, NoReturn
 
 from millstream_server.runtime.settings.declare import SettingsError
 
+_SOURCES = {
+    "file": "in engine_args of the file",
+    "environment": "in MILLSTREAM_ENGINE_ARGS",
+    "flag": "behind --",
+}
 _SECRET = re.compile(r"(^|_)(api_key|password|secret|watermark_key\w*)$")
 
 
@@ -45,12 +50,10 @@ class EngineArguments:
 
     @property
     def given(self) -> bool:
-        """Whether there are any."""
         return bool(self.file or self.environment or self.flags)
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the engine gets."""
         return {name: argument.value for name, argument in self.read.items()}
 
     @property
@@ -114,15 +117,8 @@ def refuse_arguments(given: EngineArguments, engine: str) -> None:
         SettingsError: there are some.
     """
     if given.given:
-        where = [
-            name
-            for name, there in (
-                ("behind --", given.flags),
-                ("in MILLSTREAM_ENGINE_ARGS", given.environment),
-                ("in engine_args of the file", given.file),
-            )
-            if there
-        ]
+        there = {"flag": given.flags, "environment": given.environment, "file": given.file}
+        where = [_SOURCES[source] for source, words in there.items() if words]
         raise SettingsError(
             f"there are an engine's own arguments {' and '.join(where)}, but the engine is "
             f"{engine}, which takes none"
@@ -154,13 +150,14 @@ class _Parser(argparse.ArgumentParser):
 
     def words(self, name: str, value: Any) -> list[str]:
         """Return the words of a command line that say what the file says."""
-        self._source = "in engine_args of the file"
+        self._source = _SOURCES["file"]
         action = self._action(name)
         flag = action.option_strings[0]
         if value is None:
             return []
         if isinstance(value, bool) and isinstance(action, argparse.BooleanOptionalAction):
-            return [flag if value else _negated(action)]
+            negated = next(each for each in action.option_strings if each.startswith("--no-"))
+            return [flag if value else negated]
         if isinstance(value, bool) and action.nargs == 0:
             return [flag] if value else []
         if action.nargs == 0:
@@ -170,11 +167,7 @@ class _Parser(argparse.ArgumentParser):
         return [f"{flag}={_text(value)}"]
 
     def read(self, words: Sequence[str], source: str) -> dict[str, ReadArgument]:
-        """Read the words of one source."""
-        self._source = {
-            "file": "in engine_args of the file",
-            "environment": "in MILLSTREAM_ENGINE_ARGS",
-        }.get(source, "behind --")
+        self._source = _SOURCES[source]
         self._texts = {}
         words = [self._checked(word) for word in words]
         try:
@@ -233,10 +226,6 @@ def _plain_name(name: str) -> str:
 def _like(name: str, found: str) -> str:
     """Write a name in the way that another is written."""
     return "--" + found.replace("_", "-") if name.startswith("-") else found
-
-
-def _negated(action: argparse.Action) -> str:
-    return next(option for option in action.option_strings if option.startswith("--no-"))
 
 
 def _text(value: Any) -> str:

@@ -11,9 +11,10 @@ import math
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 PREFIX = "MILLSTREAM_"
 """Of variables in the environment."""
@@ -99,14 +100,14 @@ def from_text(text: str, kind: Any, source: str) -> Any:
     chosen = choices(kind)
     if chosen is not None:
         return _choose(text, kind, chosen, source)
-    parse = _SCALARS.get(kind)
-    if parse is None:
+    scalar = SCALARS.get(kind)
+    if scalar is None:
         message = f"settings of type {kind} are not supported"
         raise TypeError(message)
     try:
-        return parse(text)
+        return scalar.parse(text)
     except ValueError:
-        raise SettingsError(f"{source}: {text!r} is not {_expected(kind)}") from None
+        raise SettingsError(f"{source}: {text!r} is not {scalar.told}") from None
 
 
 def from_file(value: Any, kind: Any, source: str, *, pairs: bool = False) -> Any:
@@ -126,7 +127,7 @@ def from_file(value: Any, kind: Any, source: str, *, pairs: bool = False) -> Any
     found = _number(value, kind) if kind in (int, float) else _plain_value(value, kind)
     if found is not None:
         return found
-    wanted = "one of " + ", ".join(chosen) if chosen else _expected(kind)
+    wanted = "one of " + ", ".join(chosen) if chosen else SCALARS[kind].told
     quotes = ""
     if (kind in (str, Path) or chosen) and not isinstance(value, dict | list | NoneType):
         quotes = "; put it in quotes"
@@ -196,47 +197,37 @@ def _told(value: Any) -> str:
 
 
 def _bool(text: str) -> bool:
-    try:
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError(text) from None
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
+        raise ValueError(text)
+    return text.lower() in ("true", "1", "yes")
 
 
-def _span(text: str) -> float:
-    """Parse a float: all of ours are times or shares, so finite and not negative."""
-    value = float(text)
+def _amount(kind: type[float], text: str) -> float:
+    """Parse a number: all of ours are times, shares, counts, ports or sizes."""
+    value = kind(text)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(text)
     return value
 
 
-def _count(text: str) -> int:
-    """Parse a whole number: all of ours are counts, ports and sizes, so not negative."""
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
+class Scalar(NamedTuple):
+    """A type that a setting may have."""
+
+    parse: Callable[[str], Any]
+    """Raises ValueError."""
+    told: str
+    """What is expected, in errors."""
+    in_json: str
+    """Its type in JSON Schema."""
 
 
-_SCALARS: dict[Any, Callable[[str], Any]] = {
-    str: str,
-    int: _count,
-    float: _span,
-    bool: _bool,
-    Path: Path,
+SCALARS: dict[Any, Scalar] = {
+    str: Scalar(str, "text", "string"),
+    int: Scalar(partial(_amount, int), "a whole number, 0 or more", "integer"),
+    float: Scalar(partial(_amount, float), "a number, 0 or more", "number"),
+    bool: Scalar(_bool, "true or false", "boolean"),
+    Path: Scalar(Path, "text, a path", "string"),
 }
-
-
-def _expected(kind: Any) -> str:
-    return {
-        bool: "true or false",
-        int: "a whole number, 0 or more",
-        float: "a number, 0 or more",
-        str: "text",
-        Path: "text, a path",
-    }[kind]
 
 
 # ---- addresses

@@ -6,12 +6,12 @@ import dataclasses
 import enum
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from millstream_server.runtime.settings.arguments import EngineArguments
-from millstream_server.runtime.settings.declare import choices, option, variable
+from millstream_server.runtime.settings.declare import SCALARS, choices, option, variable
 
 MASK = "***"
 
@@ -124,16 +124,15 @@ def _type(f: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
             return texts
         values = {"type": ["string", "null"]}
         return {"anyOf": [texts, {"type": "object", "additionalProperties": values}]}
-    inner = option(kind)
-    if inner is not None:
-        return {"type": [*_names(inner), "null"]}
+    if inner := option(kind):
+        return {"type": [_name(inner), "null"]}
     if chosen := choices(kind):
         return {"enum": chosen}
-    described: dict[str, Any] = {"type": _names(kind)[0]}
+    described: dict[str, Any] = {"type": _name(kind)}
     if kind in (int, float):
         described["minimum"] = 0
     return described
 
 
-def _names(kind: Any) -> Sequence[str]:
-    return {bool: ["boolean"], int: ["integer"], float: ["number"]}.get(kind, ["string"])
+def _name(kind: Any) -> str:
+    return SCALARS[kind].in_json if kind in SCALARS else "string"

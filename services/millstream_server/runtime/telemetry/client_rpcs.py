@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import grpc
@@ -46,14 +47,9 @@ def observe_call(call: Any, method: str, span: Span | None = None) -> None:
     call.add_done_callback(_SentRpc(_method(method), span).done)
 
 
-_METHODS: dict[str, Method] = {}
-
-
+@cache
 def _method(name: str) -> Method:
-    method = _METHODS.get(name)
-    if method is None:
-        method = _METHODS[name] = Method(name, RPC_CLIENT_DURATION)
-    return method
+    return Method(name, RPC_CLIENT_DURATION)
 
 
 class _SentRpc:
@@ -67,9 +63,8 @@ class _SentRpc:
         self._started = time.perf_counter()
 
     def done(self, call: Any) -> None:
-        """Record the status; called when gRPC has it."""
         code = _at_once(call.code(), grpc.StatusCode.UNKNOWN)
-        self._method.observe(code.name, time.perf_counter() - self._started)
+        self._method.observe(code, time.perf_counter() - self._started)
         span = self._span
         if span is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import sys
@@ -28,13 +29,13 @@ class Method:
         self.name = full_name.lstrip("/")
         self.attributes = {"rpc.system.name": "grpc", "rpc.method": self.name}
         self._durations = durations
-        self._by_code: dict[str, Histogram] = {}
+        self._by_code: dict[enum.Enum, Histogram] = {}
 
-    def observe(self, code: str, seconds: float) -> None:
-        """Count a call that ended with ``code``, a status code's name."""
+    def observe(self, code: enum.Enum, seconds: float) -> None:
+        """Count a call that ended with ``code``, ours or grpcio's."""
         child = self._by_code.get(code)
         if child is None:
-            child = self._by_code[code] = self._durations.labels("grpc", self.name, code)
+            child = self._by_code[code] = self._durations.labels("grpc", self.name, code.name)
         child.observe(seconds)
 
 
@@ -42,14 +43,12 @@ class RequestCounts:
     """Requests on the worker streams of one role, at either end, with the labels set."""
 
     def __init__(self, role: str) -> None:
-        """Look the metrics up once."""
         self._role = role
         # Read at each scrape, which is cheaper than to set the gauge at every request.
         metrics.STREAM_REQUESTS_OPEN.labels(role).set_function(lambda: _OPEN[role])
         self._outcomes: dict[str, prometheus_client.Counter] = {}
 
     def begun(self) -> None:
-        """Count a request as open."""
         _OPEN[self._role] += 1
 
     def ended(self, outcome: str) -> None:
@@ -65,13 +64,11 @@ class StreamMetrics(RequestCounts):
     """Those of text requests, and their frames; recorded per frame and request, not per token."""
 
     def __init__(self, role: str) -> None:
-        """Look the metrics up once."""
         super().__init__(role)
         self._frames = metrics.STREAM_FRAMES.labels(role)
         self._tokens = metrics.STREAM_TOKENS.labels(role)
 
     def frame(self, tokens: int) -> None:
-        """Count a step frame."""
         self._frames.inc()
         self._tokens.inc(tokens)
 

@@ -43,26 +43,21 @@ class Log:
     __slots__ = ("_logger",)
 
     def __init__(self, logger: logging.Logger) -> None:
-        """Write to ``logger``."""
         self._logger = logger
 
     def debug(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log details for finding a fault."""
         if self._logger.isEnabledFor(logging.DEBUG):
             self._write(logging.DEBUG, event, fields, error)
 
     def info(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log normal operation."""
         if self._logger.isEnabledFor(logging.INFO):
             self._write(logging.INFO, event, fields, error)
 
     def warning(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log what may need an operator's attention."""
         if self._logger.isEnabledFor(logging.WARNING):
             self._write(logging.WARNING, event, fields, error)
 
     def error(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log what needs attention."""
         if self._logger.isEnabledFor(logging.ERROR):
             self._write(logging.ERROR, event, fields, error)
 
@@ -224,9 +219,10 @@ class _Text(logging.Formatter):
         at = f"{self._seconds(record.created)},{int(record.msecs):03d}"
         line = f"{at} {record.levelname} {record.name}: {_cut(record.getMessage())}"
         for name, value in _fields(record).items():
-            # Nearly all fields: without a call for each.
             kind = value.__class__
-            plain = kind is int or (kind is str and len(value) <= _LONGEST and _plain(value))
+            # Nearly all fields: without a call for each.
+            short = kind is str and len(value) <= _LONGEST
+            plain = _plain(value) if short else kind is int or kind is float
             line += f" {name}={value if plain else _value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
@@ -240,10 +236,7 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _value(value: Any) -> str:
-    kind = value.__class__
-    if kind is int or kind is float:
-        return str(value)
-    text = _cut(str(value).lower() if kind is bool else str(value))
+    text = _cut(str(value).lower() if value.__class__ is bool else str(value))
     if _plain(text):
         return text
     quoted: str = _quoted(text)

@@ -74,7 +74,6 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return int(self._server.server_address[1])
 
     async def close(self) -> None:
@@ -110,17 +109,14 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return whether one more connection is allowed; if not, it is closed at once."""
         return len(self._ends) < MOST_CONNECTIONS
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it in a thread."""
         with self._changed:
             self._ends[request] = time.monotonic() + self._limit_s
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that was served, refused or cut."""
         with self._changed:
             super().shutdown_request(request)
             self._ends.pop(request, None)

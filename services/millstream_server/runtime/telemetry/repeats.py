@@ -53,7 +53,6 @@ class Repeats:
         write: Callable[[logging.LogRecord], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Write the lines about drops with ``write``."""
         self.dropping = False
         """Whether lines were dropped that are still to be reported: then it must see every line."""
         self._write = write
@@ -145,7 +144,6 @@ def _shorten(record: logging.LogRecord, cause: _Cause) -> None:
 
 
 def _last(found: TracebackType | None) -> tuple[str, int] | None:
-    """Return the place that raised."""
     while found is not None and found.tb_next is not None:
         found = found.tb_next
     return None if found is None else (found.tb_frame.f_code.co_filename, found.tb_lineno)

@@ -31,12 +31,29 @@ from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceC
 
 _SHUTDOWN_LIMIT_S = 2.0
 _SILENCE_S = 60.0
-_EXPORT_LOGGERS = (
-    "opentelemetry.exporter.otlp.proto.grpc.exporter",
-    "opentelemetry.sdk._shared_internal",
-)
 
 
+class _OncePerMinute(logging.Filter):
+    """Passes one record per minute: an unreachable collector is logged once per batch otherwise."""
+
+    _next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Drop warnings and errors within a minute of the last; lower levels always pass."""
+        if record.levelno < logging.WARNING:
+            return True
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _SILENCE_S
+        return True
+
+
+_QUIET = {
+    "opentelemetry.exporter.otlp.proto.grpc.exporter": _OncePerMinute(),
+    "opentelemetry.sdk._shared_internal": _OncePerMinute(),
+}
+"""Filters of the exporter's loggers."""
 _SPANS = TraceContextTextMapPropagator()
 PROPAGATOR = CompositePropagator([_SPANS, W3CBaggagePropagator()])
 """traceparent, tracestate and baggage, independent of the process's global propagator."""
@@ -101,8 +118,8 @@ class Tracing:
             OTLPSpanExporter,
         )
 
-        for name in _EXPORT_LOGGERS:
-            _quieten(logging.getLogger(name))
+        for name, once in _QUIET.items():
+            logging.getLogger(name).addFilter(once)
         own = Resource({SERVICE_NAME: service_name, **(attributes or {})})
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
         tracing = cls(
@@ -160,27 +177,6 @@ class Tracing:
         except TimeoutError:
             if self._exporter is not None:
                 self._exporter.shutdown()  # ends the current attempt
-
-
-class _OncePerMinute(logging.Filter):
-    """Passes one record per minute: an unreachable collector is logged once per batch otherwise."""
-
-    _next = 0.0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drop warnings and errors within a minute of the last; lower levels always pass."""
-        if record.levelno < logging.WARNING:
-            return True
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + _SILENCE_S
-        return True
-
-
-def _quieten(logger: logging.Logger) -> None:
-    if not any(isinstance(f, _OncePerMinute) for f in logger.filters):
-        logger.addFilter(_OncePerMinute())
 
 
 def server_of(target: str) -> dict[str, str | int]:

@@ -5,53 +5,37 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from h2.errors import ErrorCodes
 
-from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
-from millstream_server.runtime.rpc.serving import Method, no_first_message
-from millstream_server.runtime.security.certificate_names import CertificateName
+from millstream_server.runtime.rpc.serving import no_first_message
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
+from millstream_server.runtime.transport.frames import take_frame
 from millstream_server.runtime.transport.h2_state import LAST_STREAM, ServerState
 from millstream_server.runtime.transport.intake import STREAM_S, Intake, RateLimit, Work
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.output import Outbox
-from millstream_server.runtime.transport.probes import States
 from millstream_server.runtime.transport.sockets import certificate_names, peer_name
 from millstream_server.runtime.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.server import H2Server
 
 log = get_log(__name__)
 
 _KEEPALIVE_PING = b"millping"
-DRAIN_PING = b"milldrai"
+_DRAIN_PING = b"milldrai"
 """Its ack says that the caller knows of the drain."""
 _DRAIN_ACK_S = 10.0
 """Longest wait in a drain until the caller knows of it."""
 _LINGER_S = 2.0
 """Longest wait until a caller has read the last bytes of a connection that ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerParts:
-    """Given to each connection."""
-
-    find: Callable[[str], Method]
-    """Returns the method of a path."""
-    options: TransportOptions
-    bounds: Bounds
-    states: States
-    """For HTTP probes."""
-    take_frame: Callable[[Connection, bytes], bool]
-    """`frames.take_frame`: takes bytes, and acts on one frame."""
-    opened: Callable[[Connection], None]
-    closed: Callable[[Connection], None]
 
 
 class Ending:
@@ -61,20 +45,16 @@ class Ending:
     """
 
     __slots__ = ("_cut_s", "_draining", "_grace_s", "_h2", "_heard_s", "_last_ping_s",
-                 "_last_stream", "_leaves_s", "_options", "_out", "_pinged_s", "_refuses_s",
+                 "_last_stream", "_leaves_s", "_options", "_pinged_s", "_refuses_s",
                  "caller_leaves")  # fmt: skip
 
-    def __init__(
-        self, options: TransportOptions, h2: ServerState, out: Outbox, now_s: float
-    ) -> None:
-        """Start with a connection just made."""
+    def __init__(self, options: TransportOptions, h2: ServerState, now_s: float) -> None:
         age_s = options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311 - to spread
         self._leaves_s = now_s + age_s if age_s else math.inf
         self._grace_s = options.max_connection_age_grace_s or math.inf
         self._cut_s = self._refuses_s = math.inf
         self._options = options
         self._h2 = h2
-        self._out = out
         self._draining = False
         self._last_stream = LAST_STREAM
         self.caller_leaves = False
@@ -90,7 +70,6 @@ class Ending:
         return self.caller_leaves or self._last_stream < LAST_STREAM
 
     def takes(self, stream_id: int) -> bool:
-        """Return whether a new RPC is served."""
         return stream_id <= self._last_stream
 
     def heard(self, now_s: float) -> None:
@@ -104,7 +83,6 @@ class Ending:
         return now_s - last_s < self._options.min_ping_interval_s
 
     def is_dead(self, now_s: float) -> bool:
-        """Return whether a ping was not answered in time."""
         return bool(self._pinged_s) and now_s - self._pinged_s > self._options.keepalive_timeout_s
 
     def begin(self, now_s: float) -> None:
@@ -115,11 +93,14 @@ class Ending:
         # What the caller has sent before it knows is still served: the ping's ack follows it.
         self._refuses_s = now_s + _DRAIN_ACK_S
         self._goaway(LAST_STREAM)
-        self._h2.ping(DRAIN_PING)
-        self._out.collect()
+        self._h2.ping(_DRAIN_PING)
+
+    def acknowledged(self, ping: bytes) -> None:
+        """Note the ack of a ping: that of `begin` tells that nothing follows which is served."""
+        if ping == _DRAIN_PING:
+            self.refuse_new()
 
     def refuse_new(self, code: int = 0, why: str = "") -> None:
-        """Take no new RPCs from here on."""
         self._refuses_s = math.inf
         self._goaway(self._h2.highest_inbound_stream_id, code, why)
 
@@ -128,7 +109,6 @@ class Ending:
         if not self._pinged_s and now_s - self._heard_s >= self._options.keepalive_s:
             self._pinged_s = now_s
             self._h2.ping(_KEEPALIVE_PING)
-            self._out.collect()
         if now_s >= self._leaves_s:
             self._leaves_s = math.inf
             self._cut_s = now_s + self._grace_s
@@ -139,18 +119,19 @@ class Ending:
 
     def _goaway(self, last: int, code: int = 0, why: str = "") -> None:
         self._last_stream = last
-        self._out.send(self._h2.goaway(last, code, why))
+        self._h2.goaway(last, code, why)
 
 
 class Connection(asyncio.Protocol):
     """An HTTP/2 connection with its RPCs. All calls come from the event loop's thread."""
 
-    def __init__(self, parts: ServerParts, place: Place) -> None:
-        """Serve with a server's ``parts``; ``place`` is given back at the end."""
-        self.parts = parts
-        self.options = options = parts.options
+    def __init__(self, server: H2Server, place: Place) -> None:
+        """Serve RPCs of ``server``; ``place`` is given back at the end."""
+        self.server = server
+        self.options = options = server.options
         self.loop = asyncio.get_running_loop()
-        self.h2 = ServerState(options)
+        self.out = Outbox(self.loop)
+        self.h2 = ServerState(options, self.out.send)
         self.streams: dict[int, Stream] = {}
         """Open RPCs by their streams' ids."""
         self.peer = ""
@@ -158,16 +139,16 @@ class Connection(asyncio.Protocol):
         self.certificate_names: Sequence[CertificateName] | None = None
         now_s = self.loop.time()
         self.strikes = 0
-        self.bounds = parts.bounds
-        self.out = Outbox(self.h2, self.loop)
+        """Pings that came too soon since the caller last got a response."""
+        self.bounds = bounds = server.bounds
         self.silent: dict[int, Stream] = {}
         """RPCs whose first message has not come, the oldest first."""
         self.brings_messages = False
         """The last that was heard of its RPCs is a message, not that one ended without."""
-        work, handle = Work(parts.bounds.work, now_s), partial(parts.take_frame, self)
+        work, handle = Work(bounds.work, now_s), partial(take_frame, self)
         self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
         self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
-        self.ending = Ending(options, self.h2, self.out, now_s)
+        self.ending = Ending(options, self.h2, now_s)
         self._place = place
         # Connections are short and it has no RPCs; one that comes now is retried.
         place.give_up = partial(self.fail, ErrorCodes.NO_ERROR, "too many connections")
@@ -177,26 +158,22 @@ class Connection(asyncio.Protocol):
         self._begun: list[Stream] = []
         self.work_begun_s = 0.0
         """About what requests will take whose messages have come in this slice."""
-        self.block = HeaderBlock(self.h2.reader, parts.bounds.received, now_s)
+        self.block = HeaderBlock(self.h2.reader, bounds.received, now_s)
         self._ended = False
 
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Send the settings."""
         self._transport = transport
-        self.out.open(transport)
+        self.out.open(transport, self.h2)
         self._intake.open(transport)
         self.peer = peer_name(transport.get_extra_info("peername"))
         self.caller_key = key_of_address(self.peer)
         self.certificate_names = certificate_names(transport)
-        self.h2.initiate_connection()
-        self.h2.open_window()
-        self.parts.opened(self)
-        self.out.collect()
+        self.h2.begin()
+        self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes."""
         self.ending.heard(self.loop.time())
         self.bounds.taken_bytes += len(data)
         self._intake.take(data)
@@ -210,7 +187,6 @@ class Connection(asyncio.Protocol):
         work_s, self.work_begun_s = self.work_begun_s, 0.0
         for stream in begun:
             stream.start()
-        self.out.collect()
         self.block.count(self)
         return len(begun) * STREAM_S + work_s
 
@@ -221,7 +197,6 @@ class Connection(asyncio.Protocol):
         self.bounds.unsent.add(self, self.stuck_bytes)
 
     def resume_writing(self) -> None:
-        """Note that it has room."""
         self._unstuck()
         self.out.resume()
 
@@ -230,7 +205,6 @@ class Connection(asyncio.Protocol):
         self.bounds.unsent.remove(self, stuck)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all RPCs."""
         self._ended = True
         for stream in list(self.streams.values()):
             stream.lost()
@@ -239,14 +213,13 @@ class Connection(asyncio.Protocol):
         self.out.close()
         self._intake.stop()
         self.h2.release()
-        self.parts.closed(self)
+        self.server.forget(self)
         self._place.free()
 
     def end(self) -> None:
         """Send what there is, then close; RPCs that are open are cancelled."""
         if self._ended:
             return
-        self.out.collect()
         self._ended = True
         self._intake.stop()
         self.out.flush()
@@ -257,16 +230,14 @@ class Connection(asyncio.Protocol):
         self.loop.call_later(_LINGER_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Close at once."""
         self._ended = True
         self._unstuck()
         self._intake.stop()
         self._transport.abort()
 
-    # ---- for streams; see `Carrier` --------------------------------------------------------------
+    # ---- for streams ----------------------------------------------------------------------------
 
     def awaits_message(self, stream_id: int) -> None:
-        """Watch that an RPC's first message comes in time."""
         self.silent[stream_id] = self.streams[stream_id]
         self.bounds.silent.add(self)
 
@@ -277,7 +248,6 @@ class Connection(asyncio.Protocol):
             self.bounds.silent.remove(self)
 
     def over(self, stream_id: int) -> None:
-        """Forget an RPC that is over."""
         if self.streams.pop(stream_id, None) is not None:
             self.bounds.streams.remove(self)
             if not self.streams:

@@ -30,6 +30,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = Struct(">HBBBL").unpack_from
 """Length (24 bits), type, flags, stream."""
 _HEAD_BYTES = 9
+_TYPE_AT, _HEADERS = 3, bytes([HeadersFrame.type])
 _SETTING_BYTES = 6
 _MOST_SETTINGS = 32
 """Of one frame: HTTP/2 knows seven."""
@@ -43,13 +44,14 @@ QUIET: dict[type[Frame], type[Frame]] = {
 """Frames without a description: h2 makes one of each for a log that nobody reads, of all bytes."""
 _IGNORED = frozenset({PriorityFrame.type, AltSvcFrame.type})
 """Of a stream: the first is deprecated (RFC 9113, 5.3.2), the second is for clients."""
+RawFrame = tuple[int, int, int, bytes]
+"""Type, flags, stream, body."""
 
 
 class StreamFrameError(Exception):
     """A frame that is wrong for its stream alone."""
 
     def __init__(self, stream_id: int, code: ErrorCodes) -> None:
-        """Reset this stream with this code."""
         super().__init__(f"a bad frame on stream {stream_id}")
         self.stream_id = stream_id
         self.code = code
@@ -58,14 +60,15 @@ class StreamFrameError(Exception):
 class FrameReader:
     """Reads what a client sends, its preface first."""
 
-    __slots__ = ("_block", "_block_flags", "_data", "_max_frame", "_most_block", "_preface_left",
+    __slots__ = ("_at", "_block", "_data", "_max_frame", "_most_block", "_preface_left",
                  "block_bytes", "blocks")  # fmt: skip
 
     def __init__(self, max_frame_bytes: int, max_block_bytes: int) -> None:
-        """Bound frames, and header blocks, which may be in several frames."""
         self._max_frame = max_frame_bytes
         self._most_block = max_block_bytes
-        self._data = bytearray()
+        self._data = b""
+        self._at = 0
+        """Of the data so many bytes were read."""
         self._preface_left = _PREFACE
         self._block: list[HeadersFrame | ContinuationFrame] = []
         """The frames of a header block whose end hasn't come."""
@@ -76,10 +79,9 @@ class FrameReader:
 
     @property
     def in_block(self) -> bool:
-        """Whether a header block has begun and hasn't come whole."""
         if self._block:
             return True
-        return len(self._data) > 3 and self._data[3] == HeadersFrame.type  # noqa: PLR2004 - the type's place
+        return self._data[self._at + _TYPE_AT : self._at + _TYPE_AT + 1] == _HEADERS
 
     def feed(self, data: bytes) -> None:
         """Take bytes.
@@ -93,37 +95,46 @@ class FrameReader:
                 raise ProtocolError("no HTTP/2 preface")
             self._preface_left = self._preface_left[len(taken) :]
             data = data[len(taken) :]
+        self._keep_rest()
         self._data += data
 
-    def next(self) -> list[Frame] | None:
-        """Read one frame; return it, a header block as one. None: no whole one is there.
+    def _keep_rest(self) -> None:
+        """Forget what was read: a caller may send much and then nothing more."""
+        self._data = self._data[self._at :]
+        self._at = 0
 
-        The list is empty if the frame is ignored, or its header block isn't whole: so each call
-        takes a short time, whatever is sent.
+    def next(self) -> RawFrame | None:
+        """Read one frame, for `frame` or for who needs no more of it; None: no whole one is there.
+
+        Raises:
+            ProtocolError: the connection must end.
+        """
+        data, at = self._data, self._at
+        begin = at + _HEAD_BYTES
+        if len(data) < begin:
+            self._keep_rest()
+            return None
+        high, low, kind, flags, stream_id = _HEAD(data, at)
+        size = high << 8 | low
+        if size > self._max_frame:  # refused by its head: the rest need not come
+            raise FrameTooLargeError(f"a frame of {size} bytes")
+        end = begin + size
+        if len(data) < end:
+            self._keep_rest()
+            return None
+        self._at = end
+        if self._block and kind != ContinuationFrame.type:
+            raise ProtocolError("another frame within a header block")
+        return kind, flags, stream_id & 0x7FFFFFFF, data[begin:end]
+
+    def frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> Frame | None:
+        """Make a frame, a header block as one; None: it is ignored, or its block isn't whole.
 
         Raises:
             ProtocolError: the connection must end.
             StreamFrameError: a stream must; what follows may be read.
         """
-        if len(self._data) < _HEAD_BYTES:
-            return None
-        high, low, kind, flags, stream_id = _HEAD(self._data)
-        size = high << 8 | low
-        if size > self._max_frame:  # refused by its head: the rest need not come
-            raise FrameTooLargeError(f"a frame of {size} bytes")
-        end = _HEAD_BYTES + size
-        if len(self._data) < end:
-            return None
-        body = self._data[_HEAD_BYTES:end]
-        del self._data[:end]
-        frame = self._frame(kind, flags, stream_id & 0x7FFFFFFF, body)
-        return [] if frame is None else [frame]
-
-    def _frame(self, kind: int, flags: int, stream_id: int, body: bytearray) -> Frame | None:
-        """Make a frame; None: it is ignored, or its header block isn't whole."""
         make = FRAMES.get(kind)
-        if self._block and make is not ContinuationFrame:
-            raise ProtocolError("another frame within a header block")
         if make is None or (kind in _IGNORED and stream_id):
             if make is PriorityFrame and len(body) != 5:  # noqa: PLR2004 - RFC 9113, 6.3
                 raise StreamFrameError(stream_id, ErrorCodes.FRAME_SIZE_ERROR)
@@ -134,7 +145,8 @@ class FrameReader:
             raise DenialOfServiceError(f"more than {_MOST_SETTINGS} settings in one frame")
         frame = _parsed(make, flags, stream_id, body)
         if isinstance(frame, SettingsFrame):
-            _drop_unknown(frame)
+            for number in frame.settings.keys() - _KNOWN_SETTINGS:
+                del frame.settings[number]
         elif isinstance(frame, HeadersFrame | ContinuationFrame):
             if flags & _HAS_PRIORITY:
                 frame.flags.discard("PRIORITY")
@@ -181,7 +193,6 @@ class HeaderBlock:
     __slots__ = ("_number", "_reader", "_received", "_since_s", "nbytes")
 
     def __init__(self, reader: FrameReader, received: Ledger, now_s: float) -> None:
-        """Count what ``reader`` holds in ``received``."""
         self._reader = reader
         self._received = received
         self._number = 0
@@ -191,7 +202,6 @@ class HeaderBlock:
         """What it holds, as counted."""
 
     def count(self, holder: Holder) -> None:
-        """Count what it holds now."""
         more = self._reader.block_bytes - self.nbytes
         if more:
             self.nbytes += more
@@ -201,7 +211,6 @@ class HeaderBlock:
                 self._received.remove(holder, -more)
 
     def drop(self, holder: Holder) -> None:
-        """Count it no more."""
         self._received.remove(holder, self.nbytes)
         self.nbytes = 0
 
@@ -216,7 +225,7 @@ class HeaderBlock:
         return now_s - self._since_s
 
 
-def _parsed(make: type[Frame], flags: int, stream_id: int, body: bytearray) -> Frame:
+def _parsed(make: type[Frame], flags: int, stream_id: int, body: bytes) -> Frame:
     try:
         frame = QUIET[make](stream_id)
         frame.parse_flags(flags)
@@ -226,9 +235,3 @@ def _parsed(make: type[Frame], flags: int, stream_id: int, body: bytearray) -> F
     except (InvalidDataError, InvalidPaddingError) as error:
         raise ProtocolError(f"a bad {make.__name__}: {error}") from error
     return frame
-
-
-def _drop_unknown(frame: SettingsFrame) -> None:
-    unknown = frame.settings.keys() - _KNOWN_SETTINGS
-    for number in unknown:
-        del frame.settings[number]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from h2 import events
 from h2.errors import ErrorCodes
@@ -12,7 +12,6 @@ from h2.settings import SettingCodes
 
 from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.connection import DRAIN_PING, Connection
 from millstream_server.runtime.transport.headers import (
     ACCEPTED_ENCODINGS,
     RESPONSE,
@@ -25,8 +24,11 @@ from millstream_server.runtime.transport.headers import (
     status_headers,
 )
 from millstream_server.runtime.transport.inbox import is_known_encoding
-from millstream_server.runtime.transport.probes import refusal, respond
+from millstream_server.runtime.transport.probes import PROBE_METHODS, refusal, respond
 from millstream_server.runtime.transport.stream import Stream
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.connection import Connection
 
 log = get_log(__name__)
 
@@ -35,10 +37,18 @@ _MOST_STRIKES = 2
 
 def take_frame(connection: Connection, data: bytes) -> bool:
     """Take bytes, and act on the next frame; return False if none has come whole."""
+    h2 = connection.h2
     try:
         if data:
-            connection.h2.reader.feed(data)
-        return _take_next(connection)
+            h2.reader.feed(data)
+        found = h2.next_events()
+        for event in found or ():
+            act = _ACTIONS.get(event.__class__)
+            if act is not None:
+                act(connection, event)
+        while h2.provoked_resets:
+            h2.provoked_resets -= 1
+            _count_reset(connection)
     except ProtocolError as error:
         why = f"{error.__class__.__name__}: {error}"  # of some the text is a number alone
         log.debug("HTTP/2 error", peer=connection.peer, why=why)
@@ -46,29 +56,12 @@ def take_frame(connection: Connection, data: bytes) -> bool:
     except Exception as error:  # noqa: BLE001 - a bug must end this connection only
         log.error("a connection failed", error=error, peer=connection.peer)
         connection.abort()
+    else:
+        return found is not None
     return False
 
 
-def _take_next(connection: Connection) -> bool:
-    h2 = connection.h2
-    found = h2.next_events()
-    if found is None:
-        return False
-    # h2 has acknowledged and applied new settings: the acknowledgement goes before responses that
-    # make use of them.
-    connection.out.collect()
-    for event in found:
-        act = _ACTIONS.get(event.__class__)
-        if act is not None:
-            act(connection, event)
-    while h2.provoked_resets:
-        h2.provoked_resets -= 1
-        _count_reset(connection)
-    return True
-
-
 def _request(connection: Connection, event: events.RequestReceived) -> None:
-    """Begin the RPC of a request, or refuse it."""
     stream_id = event.stream_id
     if not connection.h2.can_send(stream_id):
         return  # reset by bytes that came with it
@@ -84,7 +77,7 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
         headers.append((b"grpc-accept-encoding", ACCEPTED_ENCODINGS))
         _refuse(connection, stream_id, headers)
         return
-    connection.add(Stream(connection, stream_id, head, connection.parts.find(head.path)))
+    connection.add(Stream(connection, stream_id, head, connection.server.find(head.path)))
 
 
 def _head(connection: Connection, event: events.RequestReceived) -> RequestHead | None:
@@ -101,33 +94,36 @@ def _head(connection: Connection, event: events.RequestReceived) -> RequestHead 
     except StatusError as error:
         _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
     else:
-        if known is not None:
+        # h2 counts the bytes of a request that says how many it has.
+        if known is not None and not any(name == b"content-length" for name, _ in event.headers):
             known.head = head
         return head
     return None
 
 
 def _refuse(connection: Connection, stream_id: int, headers: Sequence[Header]) -> None:
-    connection.h2.send_headers(stream_id, [*RESPONSE[:2], *headers], end_stream=True)
+    connection.h2.respond(stream_id, [*RESPONSE[:2], *headers], end_stream=True)
     connection.h2.ask_for_no_more(stream_id)
 
 
 def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
-    if error.reads:
-        response = respond(error.method, error.path, "", connection.parts.states)
+    if error.method in PROBE_METHODS:
+        response = respond(error.method, error.path, "", connection.server.states)
     else:
         response = refusal(error.http_status, str(error))
     headers = [(b":status", b"%d" % response.status)]
     headers += [(name.encode(), value.encode()) for name, value in response.headers]
     h2, body = connection.h2, b"" if error.method == "HEAD" else response.body
     fits = 0 < len(body) <= h2.local_flow_control_window(stream_id)
-    h2.send_headers(stream_id, headers, end_stream=not fits)
+    h2.respond(stream_id, headers, end_stream=not fits)
     if fits:
         h2.send_data(stream_id, body, end_stream=True)
     connection.h2.ask_for_no_more(stream_id)
 
 
 def _data(connection: Connection, event: events.DataReceived) -> None:
+    if not event.flow_controlled_length:
+        return  # it only ends the stream
     # At once: a stream whose handler doesn't read must not stop the others.
     connection.h2.consumed(event.flow_controlled_length)
     stream = connection.streams.get(event.stream_id)
@@ -187,9 +183,8 @@ def _ping(connection: Connection, _: events.PingReceived) -> None:
 
 
 def _ping_ack(connection: Connection, event: events.PingAckReceived) -> None:
-    if event.ping_data == DRAIN_PING:
-        connection.ending.refuse_new()
-        connection.end_if_unused()
+    connection.ending.acknowledged(event.ping_data)
+    connection.end_if_unused()
 
 
 def _goaway(connection: Connection, _: events.ConnectionTerminated) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, Event, StreamReset
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
 from h2.exceptions import (
     DenialOfServiceError,
     InvalidBodyLengthError,
@@ -17,7 +25,7 @@ from h2.exceptions import (
     StreamClosedError,
 )
 from h2.settings import SettingCodes, Settings
-from h2.stream import StreamClosedBy, StreamInputs
+from h2.stream import H2Stream, StreamClosedBy, StreamState
 from hpack import Decoder, Encoder, HPACKError
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
@@ -36,13 +44,15 @@ _LEAST_DECODED_BYTES = 64 << 10
 """What a header block may always be when unpacked; a larger block may be twice its bytes."""
 _LONGEST_REASON = 200
 _MOST_KEPT, _LONGEST_KEPT = 16, 64
-"""Header blocks that are kept, and their bytes and headers."""
-_END_STREAM, _END_HEADERS = 0x1, 0x4
+"""Header blocks that are kept, and the bytes and headers of a request's."""
+_LONGEST_SENT = 128
+"""Bytes of a response's: a load report's take 100."""
+_DATA, _HEADERS, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 8, 9
+_END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
 _FRAME = Struct(">HBBBI").pack
 """A frame's head: length (24 bits), type, flags, stream."""
-_HEADERS = 1
-_SHORT = 8 << 10
-"""Of headers: with 16 KiB for a frame, the least that callers may allow, they fit in one."""
+_CLOSED, _OPEN = StreamState.CLOSED, StreamState.OPEN
+_HALF_CLOSED = StreamState.HALF_CLOSED_REMOTE
 _PROVOKED = frozenset(
     {
         ErrorCodes.PROTOCOL_ERROR,
@@ -81,7 +91,9 @@ class _Encoder(Encoder):
         if block is None:
             before = _state(self.header_table)
             block = super().encode(headers, huffman)
-            _keep(self._kept, key, block, changed=_changed(self.header_table, before))
+            short = len(block) <= _LONGEST_SENT
+            changed = _changed(self.header_table, before)
+            _keep(self._kept, key, block, short=short, changed=changed)
         return block
 
 
@@ -106,7 +118,17 @@ class _Decoder(Decoder):
         if headers is None:
             before = _state(self.header_table)
             headers = _Headers(super().decode(block, raw))
-            _keep(self._kept, block, headers, changed=_changed(self.header_table, before))
+            short = len(block) <= _LONGEST_KEPT and len(headers) <= _LONGEST_KEPT
+            changed = _changed(self.header_table, before)
+            _keep(self._kept, block, headers, short=short, changed=changed)
+        return headers
+
+    def find(self, block: bytes) -> _Headers | None:
+        """Return what a block means that is kept and whose reader has made something of it."""
+        headers = self._kept.get(block)
+        if headers is None or headers.head is None:
+            return None
+        self.known = headers
         return headers
 
 
@@ -122,10 +144,10 @@ def _changed(table: Any, before: tuple[int, int, Any]) -> bool:
     return (maxsize, count) != before[:2] or first is not before[2]
 
 
-def _keep(kept: dict[Any, Any], key: Any, value: Any, *, changed: bool) -> None:
+def _keep(kept: dict[Any, Any], key: Any, value: Any, *, short: bool, changed: bool) -> None:
     if changed or len(kept) >= _MOST_KEPT:
         kept.clear()
-    if not changed and len(key) <= _LONGEST_KEPT and len(value) <= _LONGEST_KEPT:
+    if short and not changed:
         kept[key] = value
 
 
@@ -142,8 +164,8 @@ class ServerState(H2Connection):
     """h2 remembers how so many streams ended, for frames that come late."""
     decoder: _Decoder
 
-    def __init__(self, options: TransportOptions) -> None:
-        """Announce the limits of ``options``."""
+    def __init__(self, options: TransportOptions, send: Callable[[bytes], object]) -> None:
+        """Announce the limits of ``options``; frames go to ``send``."""
         super().__init__(_CONFIG)
         table = self._frame_dispatch_table
         table |= {QUIET[make]: act for make, act in table.items() if make in QUIET}
@@ -157,58 +179,127 @@ class ServerState(H2Connection):
                 SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
             },
         )
+        self._send = send
         self.reader = FrameReader(self.max_inbound_frame_size, _MOST_BLOCK_BYTES)
         self.provoked_resets = 0
         """Streams that were reset for their caller's faults."""
         self._consumed = 0
         """Bytes received since the connection's window was last opened."""
 
-    def release(self) -> None:
-        """Break h2's own cycle, so that its memory is free at once; receive nothing after it."""
-        self._frame_dispatch_table = {}
+    def begin(self) -> None:
+        """Send the settings, and let the caller send as much as a connection may."""
+        self.initiate_connection()
+        self._send(self.data_to_send())
+        self.increment_flow_control_window(CONNECTION_WINDOW_BYTES - (64 << 10) + 1)
 
-    def next_events(self) -> list[Event] | None:
+    def release(self) -> None:
+        """Break cycles, so that its memory is free at once; receive nothing after it."""
+        self._frame_dispatch_table = {}
+        self._send = bool
+
+    def next_events(self) -> Sequence[Event] | None:
         """Return what the next frame of `reader` means; None: it has none.
 
         Raises:
             ProtocolError: the connection must end.
         """
+        raw = self.reader.next()
+        if raw is None:
+            return None
+        kind, flags, stream_id, body = raw
+        if (quick := _QUICK.get(kind)) is not None:
+            events = quick(self, flags, stream_id, body)
+            if events is not None:
+                return events
         try:
-            frames = self.reader.next()
+            frame = self.reader.frame(kind, flags, stream_id, body)
         except StreamFrameError as error:
             return self.reset(error.stream_id, error.code)
-        if frames is None:
+        return [] if frame is None else self._receive_frame(frame)
+
+    # ---- a request's usual frames: as h2 handles them, in a tenth of its time ------------------
+    # Each returns None where something is unusual, and has changed nothing then: h2 decides.
+
+    def _quick_headers(self, flags: int, stream_id: int, block: bytes) -> Sequence[Event] | None:
+        if (
+            flags & (_END_HEADERS | _END_STREAM | _PADDED | _PRIORITY) != _END_HEADERS
+            or stream_id <= self.highest_inbound_stream_id
+            or not stream_id % 2
+            or self.state_machine.state is not ConnectionState.SERVER_OPEN
+            or (headers := self.decoder.find(block)) is None
+        ):
             return None
-        return self._receive_frame(frames[0]) if frames else []
+        self.reader.blocks += 1
+        self._forget_ended()
+        theirs, ours = self.local_settings, self.remote_settings
+        stream = H2Stream(
+            stream_id, self.config, theirs.initial_window_size, ours.initial_window_size
+        )
+        stream.max_outbound_frame_size = self.max_outbound_frame_size
+        self.streams[stream_id], self.highest_inbound_stream_id = stream, stream_id
+        machine = stream.state_machine
+        machine.state, machine.client, machine.headers_received = _OPEN, False, True
+        return (RequestReceived(stream_id=stream_id, headers=headers),)
 
-    def headers_frame(
+    def _quick_data(self, flags: int, stream_id: int, data: bytes) -> Sequence[Event] | None:
+        stream = self.streams.get(stream_id)
+        if (
+            flags & _PADDED
+            or stream is None
+            or stream.state_machine.state is not _OPEN
+            or stream._expected_content_length is not None  # noqa: SLF001
+        ):
+            return None
+        nbytes = len(data)
+        self._inbound_flow_control_window_manager.window_consumed(nbytes)
+        stream._inbound_window_manager.window_consumed(nbytes)  # noqa: SLF001
+        event = DataReceived(stream_id=stream_id, data=data, flow_controlled_length=nbytes)
+        if not flags & _END_STREAM:
+            return (event,)
+        stream.state_machine.state = _HALF_CLOSED
+        return event, StreamEnded(stream_id=stream_id)
+
+    def _quick_window(self, _: int, stream_id: int, body: bytes) -> Sequence[Event] | None:
+        of: Any = self.streams.get(stream_id) if stream_id else self
+        more = int.from_bytes(body)
+        if (
+            of is None
+            or (stream_id and of.state_machine.state not in (_OPEN, _HALF_CLOSED))
+            or self.state_machine.state is not ConnectionState.SERVER_OPEN
+            or len(body) != 4  # noqa: PLR2004 - its only length
+            or not 0 < more <= LAST_STREAM - of.outbound_flow_control_window
+        ):
+            return None
+        of.outbound_flow_control_window += more
+        return (WindowUpdated(stream_id=stream_id, delta=more),)
+
+    def respond(
         self, stream_id: int, headers: Sequence[tuple[bytes, bytes]], *, end_stream: bool
-    ) -> bytes:
-        """Make the HEADERS frame of a response or its trailers, without what h2 checks in general.
+    ) -> None:
+        """Send a response's headers or trailers, without what h2 checks in general.
 
-        Empty if they need more than one frame: then they went the long way, to `data_to_send`.
+        The stream must be open on our side.
         """
-        if self.encoder.table_size_changes or sum(len(n) + len(v) for n, v in headers) > _SHORT:
-            self.send_headers(stream_id, headers, end_stream=end_stream)
-            return b""
-        state = self.streams[stream_id].state_machine
-        state.process_input(StreamInputs.SEND_HEADERS)
-        flags = _END_HEADERS
+        machine = self.streams[stream_id].state_machine
+        machine.headers_sent = True
+        flags = 0
         if end_stream:
-            state.process_input(StreamInputs.SEND_END_STREAM)
-            flags |= _END_STREAM
-        block = self.encoder.encode(headers)
-        head = _FRAME(len(block) >> 8, len(block) & 0xFF, _HEADERS, flags, stream_id)
-        return head + block
+            flags = _END_STREAM
+            if machine.state is _HALF_CLOSED:
+                machine.state, machine.stream_closed_by = _CLOSED, StreamClosedBy.SEND_END_STREAM
+            else:
+                machine.state = StreamState.HALF_CLOSED_LOCAL
+        block, most, kind = self.encoder.encode(headers), self.max_outbound_frame_size, _HEADERS
+        while len(block) > most:
+            self._send(_FRAME(most >> 8, most & 0xFF, kind, flags, stream_id) + block[:most])
+            block, kind, flags = block[most:], _CONTINUATION, 0
+        size = len(block)
+        self._send(_FRAME(size >> 8, size & 0xFF, kind, flags | _END_HEADERS, stream_id) + block)
 
-    def goaway(self, last_stream: int, code: int = 0, why: str = "") -> bytes:
-        """Make a GOAWAY frame; h2 isn't told, since open streams go on."""
+    def goaway(self, last_stream: int, code: int = 0, why: str = "") -> None:
+        """Send a GOAWAY frame; h2 isn't told, since open streams go on."""
         text = why.encode("ascii", "replace")[:_LONGEST_REASON]
-        return GoAwayFrame(0, last_stream, code, text).serialize()
-
-    def open_window(self) -> None:
-        """Let the caller send as much as a connection may; HTTP/2 begins with less."""
-        self.increment_flow_control_window(CONNECTION_WINDOW_BYTES - (64 << 10) + 1)
+        self._send(GoAwayFrame(0, last_stream, code, text).serialize())
 
     def consumed(self, nbytes: int) -> None:
         """Let the caller send as many bytes more, in all streams; told when there are many."""
@@ -219,14 +310,13 @@ class ServerState(H2Connection):
 
     def ask_for_no_more(self, stream_id: int) -> None:
         """Close a stream whose last frame was sent and whose caller hasn't closed it."""
-        stream = self.streams.get(stream_id)
-        if stream is not None and not stream.closed:
+        if self.can_send(stream_id):
             self.reset_stream(stream_id, ErrorCodes.NO_ERROR)
 
     def can_send(self, stream_id: int) -> bool:
         """Return whether a stream is open on our side: bytes read already may have reset it."""
         stream = self.streams.get(stream_id)
-        return stream is not None and not stream.closed
+        return stream is not None and stream.state_machine.state is not _CLOSED
 
     def reset(self, stream_id: int, code: ErrorCodes) -> list[Event]:
         """Reset a stream if it is open; return the event of it."""
@@ -239,7 +329,7 @@ class ServerState(H2Connection):
         for frame in frames:
             if frame.__class__ is RstStreamFrame and frame.error_code in _PROVOKED:
                 self.provoked_resets += 1
-        super()._prepare_for_sending(frames)
+            self._send(frame.serialize())
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
         self.decoder.max_header_list_size = max(_LEAST_DECODED_BYTES, 2 * len(frame.data))
@@ -275,10 +365,13 @@ class ServerState(H2Connection):
     @property
     def open_inbound_streams(self) -> int:
         """Return 0, since `Connection` refuses streams above the limit; forget ended streams."""
+        self._forget_ended()
+        return 0
+
+    def _forget_ended(self) -> None:
         if len(self.streams) > self._forget_at:
             super().open_inbound_streams  # noqa: B018 - reading it forgets them
             self._forget_at = 2 * len(self.streams) + 64
-        return 0
 
     _forget_at = 64
 
@@ -287,3 +380,10 @@ class ServerState(H2Connection):
         event.error_code = frame.error_code
         event.last_stream_id = frame.last_stream_id
         return [], [event]
+
+
+_QUICK: dict[int, Callable[[ServerState, int, int, bytes], Sequence[Event] | None]] = {
+    _DATA: ServerState._quick_data,  # noqa: SLF001
+    _HEADERS: ServerState._quick_headers,  # noqa: SLF001
+    _WINDOW_UPDATE: ServerState._quick_window,  # noqa: SLF001
+}

@@ -9,7 +9,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream_server.runtime.errors import (
     Code,
@@ -19,7 +19,10 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
-from millstream_server.runtime.transport.output import PREFIX, Carrier
+from millstream_server.runtime.transport.output import PREFIX
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.connection import Connection
 
 END: Any = object()
 """What `Inbox.read` returns after the last message."""
@@ -33,20 +36,20 @@ _MESSAGE_BYTES = 64
 class Inbox:
     """Messages that wait for the handler, and the one begun; counted in the bound of all."""
 
-    __slots__ = ("_buffer", "_carrier", "_compressed", "_counted", "_encoding", "_id",
+    __slots__ = ("_buffer", "_compressed", "_connection", "_counted", "_encoding", "_id",
                  "_message_bytes", "_messages", "_missing", "_most", "_over", "_parse",
                  "_uncredited", "_woken", "begun", "ended")  # fmt: skip
 
     def __init__(
         self,
-        carrier: Carrier,
+        connection: Connection,
         stream_id: int,
         encoding: bytes,
         max_bytes: int,
         parse: Callable[[bytes], Any],
     ) -> None:
         """Take messages of up to ``max_bytes``, unpacked, compressed by ``encode``."""
-        self._carrier = carrier
+        self._connection = connection
         self._id = stream_id
         self._encoding = encoding
         self._most = max_bytes
@@ -70,7 +73,6 @@ class Inbox:
         self._over = False
 
     def __bool__(self) -> bool:
-        """Whether something waits for the handler."""
         return bool(self._messages)
 
     @property
@@ -80,7 +82,6 @@ class Inbox:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that it takes."""
         return self._message_bytes + _MESSAGE_BYTES * len(self._messages) + len(self._buffer)
 
     def feed(self, data: bytes, nbytes: int) -> int:
@@ -122,7 +123,6 @@ class Inbox:
         return completed
 
     def _read_prefix(self, data: bytes, at: int) -> int:
-        """Read a prefix, or what there is of it; return where the message begins."""
         if not self._buffer and len(data) - at >= PREFIX.size:
             head = data[at : at + PREFIX.size]
             at += PREFIX.size
@@ -165,7 +165,7 @@ class Inbox:
                 return END
             if self._over:
                 raise CallOverError
-            self._woken = self._carrier.loop.create_future()
+            self._woken = self._connection.loop.create_future()
             await self._woken
         message = self._messages.popleft()
         if not isinstance(message, bytes):
@@ -187,13 +187,11 @@ class Inbox:
             return  # later, when the handler has read it
         if self._uncredited >= WINDOW_BYTES // 2 or self._missing > 0:
             credit, self._uncredited = self._uncredited, 0
-            h2 = self._carrier.h2
+            h2 = self._connection.h2
             if credit and h2.can_send(self._id):
                 h2.increment_flow_control_window(credit, self._id)
-                self._carrier.out.collect()
 
     def close(self) -> None:
-        """Note that the RPC has ended: nothing more can be read."""
         self._over = True
         self.drop()
 
@@ -202,7 +200,8 @@ class Inbox:
         self._messages.clear()
         self._message_bytes = 0
         self._buffer = bytearray()
-        self.count()
+        if self._counted:
+            self.count()
 
     def count(self) -> None:
         """Tell the bound of all how much is held; it may drop this in turn."""
@@ -212,11 +211,11 @@ class Inbox:
         if (more := held - self._counted) == 0:
             return
         self._counted = held
-        received = self._carrier.bounds.received
+        received = self._connection.bounds.received
         if more > 0:
-            received.add(self._carrier, more)
+            received.add(self._connection, more)
         else:
-            received.remove(self._carrier, -more)
+            received.remove(self._connection, -more)
 
 
 def is_known_encoding(encoding: bytes) -> bool:
@@ -240,7 +239,6 @@ def _unpacked(message: bytes, encoding: bytes, most: int) -> bytes:
 
 
 def _too_large(what: str, most: int) -> StatusError:
-    """Make the error of a message above the limit."""
     return StatusError(
         Code.RESOURCE_EXHAUSTED,
         f"{what} is larger than max, the {most} bytes that this server takes; send less at once",

@@ -85,13 +85,11 @@ class WorkShare:
         return min(took_s, self._cpu_s - last_s)
 
     def wait(self, connection: Intake) -> None:
-        """Let a connection go on in a later turn of the loop."""
         late = self._new if connection.new else self._last
         (late if connection.last else self._first).append(connection)
         self._expect_turn()
 
     def used(self, seconds: float) -> None:
-        """Count what a connection's bytes took of this turn."""
         self.turn_s -= seconds
         self._expect_turn()
 
@@ -128,7 +126,6 @@ class Work:
     __slots__ = ("_above", "_at_s", "_left_s", "share")
 
     def __init__(self, share: WorkShare, now_s: float) -> None:
-        """Start with little time saved."""
         self.share = share
         self._left_s = _FIRST_S
         self._at_s = now_s
@@ -153,7 +150,6 @@ class Work:
         return -self._left_s / rate
 
     def close(self) -> None:
-        """Count the connection no more."""
         self._set_above(False)  # noqa: FBT003
 
     def _set_above(self, above: bool) -> None:  # noqa: FBT001
@@ -199,7 +195,6 @@ class Intake:
         """What its frames, and the requests in them, have taken so far."""
 
     def open(self, transport: Any) -> None:
-        """Pause and resume ``transport``."""
         self._socket = transport
 
     def stop(self) -> None:
@@ -211,7 +206,6 @@ class Intake:
 
     @property
     def waits(self) -> bool:
-        """Whether bytes that have come aren't looked at for now."""
         return self._paused
 
     @property
@@ -225,7 +219,6 @@ class Intake:
         return self._took_s < _NEW_S
 
     def take(self, data: bytes) -> None:
-        """Take bytes from the socket."""
         if self._stopped:
             return
         if self._paused or self._work.share.turn_s <= 0:
@@ -235,7 +228,6 @@ class Intake:
             self._pass_on(data, self._work.share.turn_s)
 
     def go_on(self) -> None:
-        """Take some of the bytes that wait."""
         if self._stopped:
             return
         self._paused = False

@@ -109,7 +109,6 @@ class Listener:
         return listening.port
 
     def start(self) -> None:
-        """Accept connections."""
         for listening, tls in self._bound:
             take = partial(self._take, tls)
             self._acceptors.append(Acceptor(listening.sockets, take, self._places.make_room))
@@ -132,7 +131,6 @@ class Listener:
             trim_in_background()
 
     async def closed(self) -> None:
-        """Wait until no connection is open."""
         while self._places.used:
             self._empty.clear()
             await self._empty.wait()
@@ -245,7 +243,6 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; the sockets stay open."""
         self._stop_reading()
         self._sockets = []
 
@@ -311,7 +308,6 @@ class Opening(asyncio.Protocol):
         self._given = False
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first bytes."""
         self._transport = transport
         self._place.give_up = transport.abort
         loop = asyncio.get_running_loop()
@@ -336,7 +332,6 @@ class Opening(asyncio.Protocol):
         protocol.data_received(self._received)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
         self._stop_waiting()
         if not self._given:
             self._place.free()

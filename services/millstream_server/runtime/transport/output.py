@@ -9,15 +9,15 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.served_call import CallOverError
-from millstream_server.runtime.security.certificate_names import CertificateName
-from millstream_server.runtime.transport.bounds import Bounds
-from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import RESPONSE, Header
-from millstream_server.runtime.transport.options import TransportOptions
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.connection import Connection
+    from millstream_server.runtime.transport.h2_state import ServerState
 
 _FULL_BYTES = 256 << 10
 """Responses wait when so much is to be written in one loop turn."""
@@ -33,44 +33,18 @@ _MOST_FRAME_BYTES = 64 << 10
 """Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
 
 
-class Carrier(Protocol):
-    """A `Connection`, as its RPCs use it. All calls come from the event loop's thread."""
-
-    loop: asyncio.AbstractEventLoop
-    options: TransportOptions
-    peer: str
-    caller_key: str
-    certificate_names: Sequence[CertificateName] | None
-    h2: ServerState
-    out: Outbox
-    strikes: int
-    """Pings that came too soon since the caller last got a response."""
-    bounds: Bounds
-    """It holds what its RPCs hold."""
-    work_begun_s: float
-    """About what requests will take whose messages have come in this slice; RPCs add theirs."""
-
-    def awaits_message(self, stream_id: int) -> None:
-        """Watch that an RPC's first message comes in time."""
-
-    def heard(self, stream_id: int, *, message: bool) -> None:
-        """Note that an RPC's first message has come; not ``message``: it has ended without."""
-
-    def over(self, stream_id: int) -> None:
-        """Forget an RPC that is over; may be called twice."""
-
-
 class Outbox:
     """Frames to send, and streams whose responses wait for room."""
 
     __slots__ = ("_bytes", "_frames", "_h2", "_loop", "_paused", "_ready", "_scheduled", "_socket",
                  "_waiting")  # fmt: skip
 
-    def __init__(self, h2: ServerState, loop: asyncio.AbstractEventLoop) -> None:
-        """Send what ``h2`` and the streams have; `open` comes first."""
-        self._h2 = h2
+    _h2: ServerState
+    _socket: Any
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send what connection and streams have; `open` comes first."""
         self._loop = loop
-        self._socket: Any = None
         self._frames: list[bytes] = []
         self._bytes = 0
         self._scheduled = False
@@ -81,9 +55,9 @@ class Outbox:
         self._waiting: deque[Sender] = deque()
         """Those that have something to send and whose own windows have room."""
 
-    def open(self, transport: Any) -> None:
-        """Write to ``transport``."""
-        self._socket = transport
+    def open(self, transport: Any, h2: ServerState) -> None:
+        """Write to ``transport`` within the connection's window, which ``h2`` keeps."""
+        self._socket, self._h2 = transport, h2
 
     @property
     def blocked(self) -> bool:
@@ -91,7 +65,6 @@ class Outbox:
         return self._paused or bool(self._waiting) or self._bytes > _FULL_BYTES
 
     def send(self, frame: bytes) -> None:
-        """Write a frame with the others of this loop turn."""
         self._frames.append(frame)
         self._bytes += len(frame)
         if not self._scheduled:
@@ -105,14 +78,7 @@ class Outbox:
             self._scheduled = True
             self._loop.call_soon(self.flush)
 
-    def collect(self) -> None:
-        """Write what h2 wants to send."""
-        data = self._h2.data_to_send()
-        if data:
-            self.send(data)
-
     def flush(self) -> None:
-        """Write now."""
         self._scheduled = True  # by this call itself
         if self._ready:
             ready, self._ready = self._ready, []
@@ -134,11 +100,9 @@ class Outbox:
             self.pump()
 
     def pause(self) -> None:
-        """Note that the socket's buffer is full."""
         self._paused = True
 
     def resume(self) -> None:
-        """Note that it has room."""
         self._paused = False
         self.pump()
 
@@ -162,7 +126,6 @@ class Outbox:
                 sender.queued = False
 
     def close(self) -> None:
-        """Forget what waits."""
         self._waiting.clear()
         self._ready.clear()
 
@@ -170,15 +133,17 @@ class Outbox:
 class Sender:
     """Sends responses, one at a time: at once, or in parts as the caller makes room."""
 
-    __slots__ = ("_begun", "_carrier", "_counted", "_id", "_over", "_sent", "_serialize",
+    __slots__ = ("_begun", "_connection", "_counted", "_id", "_over", "_sent", "_serialize",
                  "_source", "_window", "asked", "queued", "unsent")  # fmt: skip
 
-    def __init__(self, carrier: Carrier, stream_id: int, serialize: Callable[[Any], bytes]) -> None:
+    def __init__(
+        self, connection: Connection, stream_id: int, serialize: Callable[[Any], bytes]
+    ) -> None:
         """Send on a stream that is open; ``serialize`` makes bytes of messages."""
-        self._carrier = carrier
+        self._connection = connection
         self._id = stream_id
         self._serialize = serialize
-        self._window = carrier.h2.streams[stream_id]
+        self._window = connection.h2.streams[stream_id]
         """h2's stream, which keeps the window of what may be sent."""
         self._begun = self._over = self.queued = False
         """Headers were sent; the RPC has ended; it is in the queue of those that can send."""
@@ -195,9 +160,9 @@ class Sender:
     def send_whole(self, data: bytes) -> bool:
         """Send a message as one frame; return False if the windows or the socket lack room."""
         nbytes = len(data) + PREFIX.size
-        carrier, h2, window = self._carrier, self._carrier.h2, self._window
+        connection, h2, window = self._connection, self._connection.h2, self._window
         if (
-            carrier.out.blocked
+            connection.out.blocked
             or nbytes > window.outbound_flow_control_window
             or nbytes > h2.outbound_flow_control_window
             or nbytes > h2.max_outbound_frame_size
@@ -208,19 +173,18 @@ class Sender:
             self._send_headers()
         window.outbound_flow_control_window -= nbytes
         h2.outbound_flow_control_window -= nbytes
-        carrier.strikes = 0
+        connection.strikes = 0
         head = _DATA(nbytes >> 8, nbytes & 0xFF, 0, 0, self._id, 0, nbytes - PREFIX.size)
-        carrier.out.send(head + data)
+        connection.out.send(head + data)
         return True
 
     async def write(self, response: Any) -> None:
-        """See `ServedCall.write`: send it at once, or in parts as room comes; wait for the last."""
         data = self._serialize(response)
         if self._over:
             raise CallOverError
         if self.send_whole(data):
             return
-        self._sent = self._carrier.loop.create_future()
+        self._sent = self._connection.loop.create_future()
         self._hold(data)
         await self._all_sent(self._sent)
         if self._over:
@@ -234,7 +198,6 @@ class Sender:
             self.drop()
 
     def close(self) -> None:
-        """Note that the RPC has ended: nothing more can be sent."""
         self._over = True
         self.drop()
 
@@ -243,8 +206,8 @@ class Sender:
             self._send_headers()
         self.unsent = memoryview(PREFIX.pack(0, len(data)) + data)
         self._counted = len(data)
-        self._carrier.bounds.unsent.add(self._carrier, len(data))
-        self._carrier.out.enqueue(self)
+        self._connection.bounds.unsent.add(self._connection, len(data))
+        self._connection.out.enqueue(self)
 
     def drop(self) -> None:
         """Forget what waits: at once, since who looks for bytes to free counts on it."""
@@ -254,12 +217,11 @@ class Sender:
     def _uncount(self) -> None:
         counted, self._counted = self._counted, 0
         if counted:
-            self._carrier.bounds.unsent.remove(self._carrier, counted)
+            self._connection.bounds.unsent.remove(self._connection, counted)
 
     def window_grew(self) -> None:
-        """Send more of what waits."""
         if self.unsent or self.asked:
-            self._carrier.out.enqueue(self)
+            self._connection.out.enqueue(self)
 
     def send_part(self) -> bool:
         """Send a frame of `unsent`; return whether there is more that the stream's window allows.
@@ -269,7 +231,7 @@ class Sender:
         if not self.unsent:
             self.pull()
         rest = self.unsent
-        window, h2 = self._window, self._carrier.h2
+        window, h2 = self._window, self._connection.h2
         nbytes = min(
             len(rest),
             window.outbound_flow_control_window,
@@ -281,9 +243,9 @@ class Sender:
             return False
         window.outbound_flow_control_window -= nbytes
         h2.outbound_flow_control_window -= nbytes
-        self._carrier.strikes = 0
+        self._connection.strikes = 0
         head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
-        self._carrier.out.send(head + rest[:nbytes])
+        self._connection.out.send(head + rest[:nbytes])
         self.unsent = rest[nbytes:]
         if self.unsent:
             return window.outbound_flow_control_window > 0
@@ -294,27 +256,25 @@ class Sender:
         return self.asked and window.outbound_flow_control_window > 0
 
     def ready(self) -> None:
-        """See `Call.ready`."""
         if not self.asked:
             self.asked = True
             if self._source is not None and not self.unsent:
-                self._carrier.out.ask(self)
+                self._connection.out.ask(self)
 
     async def send_from(self, source: Source) -> None:
-        """See `Call.send_from`."""
         if self._over:
             raise CallOverError
         self._source = source
-        self._sent = self._carrier.loop.create_future()
+        self._sent = self._connection.loop.create_future()
         if self.asked:
-            self._carrier.out.ask(self)
+            self._connection.out.ask(self)
         await self._all_sent(self._sent)
 
     def wait(self) -> None:
         """Ask the source later: the connection has no room."""
         if self._source is not None:
             self._source.gathers = True
-            self._carrier.out.enqueue(self)
+            self._connection.out.enqueue(self)
 
     def pull(self) -> None:
         """Send the source's next message, if the windows have room, else as much as they allow."""
@@ -340,7 +300,6 @@ class Sender:
             self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Let go on who waits until all is sent."""
         self._source = None
         if self._sent is None or self._sent.done():
             return
@@ -356,14 +315,10 @@ class Sender:
     def _send_headers(self, headers: Sequence[Header] = RESPONSE, *, end: bool = False) -> None:
         """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
         self._begun = True
-        carrier, h2 = self._carrier, self._carrier.h2
+        connection, h2 = self._connection, self._connection.h2
         if not h2.can_send(self._id):
             return  # `Stream.lost` comes with the next event
-        carrier.strikes = 0
-        carrier.out.collect()
-        frame = h2.headers_frame(self._id, headers, end_stream=end)
-        if frame:
-            carrier.out.send(frame)
+        connection.strikes = 0
+        h2.respond(self._id, headers, end_stream=end)
         if end:
             h2.ask_for_no_more(self._id)
-        carrier.out.collect()

@@ -18,13 +18,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 
-from millstream_server.runtime.rpc.health import LIVENESS, Health
+from millstream_server.runtime.rpc.health import LIVENESS, UNKNOWN_NAME, Health
 from millstream_server.runtime.rpc.ledger import Place
 
 States = Callable[[], Health]
 
 _NAMES = {"/livez": LIVENESS, "/readyz": "", "/healthz": ""}
-_READS = ("GET", "HEAD")
+PROBE_METHODS = ("GET", "HEAD")
 _PORT = (
     "this port serves gRPC, which needs HTTP/2; HTTP probes may GET /livez, /readyz or /healthz, "
     "with ?service=NAME for one service"
@@ -63,8 +63,8 @@ def respond(method: str, target: str, content_type: str, states: States) -> Prob
         if content_type.startswith("application/grpc"):
             return _sentence(426, _PORT, ("upgrade", "HTTP/2.0"))
         return _sentence(404, _PORT)
-    if method not in _READS:
-        return _sentence(405, _PORT, ("allow", ", ".join(_READS)))
+    if method not in PROBE_METHODS:
+        return _sentence(405, _PORT, ("allow", ", ".join(PROBE_METHODS)))
     return _health(query.get("service", [name])[0], states())
 
 
@@ -76,11 +76,7 @@ def refusal(status: int, why: str) -> ProbeResponse:
 def _health(name: str, health: Health) -> ProbeResponse:
     serving = health.states.get(name)
     if serving is None:
-        return _sentence(
-            404,
-            "this server knows no service of that name; grpc.health.v1.Health/List names those it "
-            "knows",
-        )
+        return _sentence(404, UNKNOWN_NAME)
     said: dict[str, object] = {"service": name, "status": "SERVING" if serving else "NOT_SERVING"}
     if not serving and health.conditions:
         said["conditions"] = list(health.conditions)
@@ -97,7 +93,6 @@ class Http1Connection(asyncio.Protocol):
     """Answers one request, then closes."""
 
     def __init__(self, states: States, place: Place) -> None:
-        """Answer with the health that ``states`` returns."""
         self._states = states
         self._place = place
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
@@ -106,7 +101,6 @@ class Http1Connection(asyncio.Protocol):
         self._answered = False
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a request."""
         self._transport = transport
         self._end_after(_HEAD_S)
 
@@ -129,7 +123,6 @@ class Http1Connection(asyncio.Protocol):
             self._respond(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
         if self._timer is not None:
             self._timer.cancel()
         self._place.free()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.rpc.health import Health
-from millstream_server.runtime.rpc.ledger import Place, overloaded
+from millstream_server.runtime.rpc.ledger import overloaded
 from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
-from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.bounds import Bounds
-from millstream_server.runtime.transport.connection import Connection, ServerParts
-from millstream_server.runtime.transport.frames import take_frame
+from millstream_server.runtime.transport.connection import Connection
 from millstream_server.runtime.transport.listener import Listener
-from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.options import Bounds, TransportOptions
 from millstream_server.runtime.transport.probes import States
 
 log = get_log(__name__)
@@ -40,35 +38,19 @@ class H2Server(MethodTable):
         ``states`` returns the health that HTTP probes ask for.
         """
         super().__init__(rpcs)
-        self._connections: set[Connection] = set()
-        self._bounds = bounds = Bounds(options)
+        self.options = options
+        self.states = states
+        self.connections: set[Connection] = set()
+        self.bounds = bounds = Bounds(options)
         bounds.streams.shed, bounds.silent.shed = _shed_stream, _shed_silent
         bounds.received.shed, bounds.unsent.shed = _shed_received, _shed_unsent
-        self._listener = Listener(self._make, states, options)
-        self._parts = ServerParts(
-            find=self.find,
-            options=options,
-            bounds=self._bounds,
-            states=states,
-            take_frame=take_frame,
-            opened=self._connections.add,
-            closed=self._forget,
-        )
+        self._listener = Listener(partial(Connection, self), states, options)
+        self.bind = self._listener.bind
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
 
-    def bind(self, address: str, tls: ServerTls | None = None) -> int:
-        """Listen on HOST:PORT, [IPv6]:PORT or unix:/path; return the port, 0 for a Unix socket.
-
-        Raises:
-            OSError: the address can't be bound.
-            SettingsError: OpenSSL refuses the files of ``tls``.
-        """
-        return self._listener.bind(address, tls)
-
     async def start(self) -> None:
-        """Accept connections."""
-        self._bounds.show()
+        self.bounds.show()
         self._listener.start()
         self._tick()
 
@@ -79,7 +61,7 @@ class H2Server(MethodTable):
         doesn't acknowledge it is waited for `Ending`'s time.
         """
         self._begin_drain()
-        while not all(each.ending.takes_no_more for each in self._connections):  # noqa: ASYNC110
+        while not all(each.ending.takes_no_more for each in self.connections):  # noqa: ASYNC110
             await asyncio.sleep(_SEEN_PAUSE_S)
 
     async def stop(self, grace_s: float | None) -> None:
@@ -87,12 +69,12 @@ class H2Server(MethodTable):
         self._begin_drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s or 0.0):
-                while self._connections:
+                while self.connections:
                     self._empty.clear()
                     await self._empty.wait()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
-        while self._connections:
+        while self.connections:
             self._empty.clear()
             await self._empty.wait()
         if self._ticking is not None:
@@ -101,21 +83,18 @@ class H2Server(MethodTable):
 
     def _begin_drain(self) -> None:
         self._listener.close()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.drain()
 
-    def _make(self, place: Place) -> Connection:
-        return Connection(self._parts, place)
-
-    def _forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
+    def forget(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
             self._empty.set()
 
     def _tick(self) -> None:
-        self._bounds.tick()
+        self.bounds.tick()
         self._listener.give_memory_back()
-        self._tick_some(list(self._connections))
+        self._tick_some(list(self.connections))
 
     def _tick_some(self, left: list[Connection]) -> None:
         """Tick some connections in each turn of the loop: thousands take tens of milliseconds."""
@@ -171,6 +150,5 @@ def _shed_unsent(connection: Connection) -> None:
 
 
 def _busy(cause: str, why: str) -> OverloadedError:
-    """Make the error of an RPC that is ended for a bound."""
     log.warning("RPC ended to stay within a bound", bound=cause)
     return overloaded(cause, f"the server is busy: {why}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millstream_server.runtime.security.certificate_names import CertificateName, names_in
+from millstream_server.runtime.rpc.call import CertificateName
 
 _TCP = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[^\s\[\]]+\]):(?P<port>\d{1,5})")
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what the settings' default says
@@ -186,3 +186,33 @@ def certificate_names(transport: Any) -> Sequence[CertificateName] | None:
     secured = transport.get_extra_info("ssl_object")
     der = secured.getpeercert(binary_form=True) if secured is not None else None
     return None if der is None else names_in(der)
+
+
+def names_in(der: bytes) -> Sequence[CertificateName]:
+    """Return the URI and DNS entries of a certificate; none if it is malformed.
+
+    The handshake has checked its signature, not that each part of it can be read.
+    """
+    # Here, since it takes 8 MB: it is needed once a caller has shown a certificate.
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+
+    try:
+        extensions = x509.load_der_x509_certificate(der).extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = found.get_values_for_type(x509.UniformResourceIdentifier)
+        hosts = found.get_values_for_type(x509.DNSName)
+    except (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.InvalidVersion,
+        x509.DuplicateExtension,
+        x509.ExtensionNotFound,
+        x509.UnsupportedGeneralNameType,
+    ):
+        return []
+    return [
+        *(CertificateName("uri", name) for name in uris),
+        *(CertificateName("dns", name) for name in hosts),
+    ]

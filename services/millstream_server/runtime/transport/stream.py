@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import enum
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from h2.errors import ErrorCodes
 
@@ -18,15 +18,18 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
+from millstream_server.runtime.rpc.call import CertificateName
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.headers import RequestHead, status_headers
+from millstream_server.runtime.transport.headers import RequestHead, ok_headers, status_headers
 from millstream_server.runtime.transport.inbox import END, Inbox
 from millstream_server.runtime.transport.intake import MESSAGE_S, REQUEST_S
-from millstream_server.runtime.transport.output import Carrier, Sender
+from millstream_server.runtime.transport.output import Sender
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.connection import Connection
 
 log = get_log(__name__)
 
@@ -56,8 +59,8 @@ class Stream(ServedCall):
     which a handler learns first, and by the caller's deadline or because the caller has gone.
     """
 
-    __slots__ = ("_carrier", "_context", "_deadline_s", "_life", "_method",
-                 "_timer", "begun_s", "caller_key", "certificate_names", "id", "inbox", "limit_s",
+    __slots__ = ("_connection", "_context", "_deadline_s", "_life", "_method",
+                 "_timer", "begun_s", "certificate_names", "id", "inbox", "limit_s",
                  "metadata", "peer", "read", "ready", "send_from", "sender", "write")  # fmt: skip
 
     END: ClassVar[Any] = END
@@ -66,24 +69,26 @@ class Stream(ServedCall):
     peer: str
     certificate_names: Sequence[CertificateName] | None
 
-    def __init__(self, carrier: Carrier, stream_id: int, head: RequestHead, method: Method) -> None:
+    def __init__(
+        self, connection: Connection, stream_id: int, head: RequestHead, method: Method
+    ) -> None:
         """Serve an RPC of ``method``; `start` it when its first frames have been taken."""
         super().__init__(head.path)
         self.id = stream_id
         self.metadata = head.metadata
-        self.peer = carrier.peer
-        self.caller_key = carrier.caller_key
-        self.certificate_names = carrier.certificate_names
-        self.begun_s = carrier.loop.time()
-        self.limit_s = method.first_message_s or carrier.options.first_message_s
+        self.peer = connection.peer
+        self.caller_key = connection.caller_key
+        self.certificate_names = connection.certificate_names
+        self.begun_s = connection.loop.time()
+        self.limit_s = method.first_message_s or connection.options.first_message_s
         """Longest wait for its first message; None: for ever."""
-        most = method.max_request_bytes or carrier.options.max_receive_bytes
-        self.inbox = Inbox(carrier, stream_id, head.encoding, most, method.parse)
-        self.sender = Sender(carrier, stream_id, method.serialize)
+        most = method.max_request_bytes or connection.options.max_receive_bytes
+        self.inbox = Inbox(connection, stream_id, head.encoding, most, method.parse)
+        self.sender = Sender(connection, stream_id, method.serialize)
         self.read, self.write = self.inbox.read, self.sender.write  # no call in between
         self.send_from, self.ready = self.sender.send_from, self.sender.ready
         self._life = Life.NEW
-        self._carrier = carrier
+        self._connection = connection
         self._method = method
         self._deadline_s = None if head.timeout_s is None else self.begun_s + head.timeout_s
         self._timer: asyncio.TimerHandle | None = None
@@ -91,17 +96,16 @@ class Stream(ServedCall):
 
     @property
     def time_left_s(self) -> float | None:
-        """See `Call`."""
         if self._deadline_s is None:
             return None
-        return max(0.0, self._deadline_s - self._carrier.loop.time())
+        return max(0.0, self._deadline_s - self._connection.loop.time())
 
     def start(self) -> None:
         """Begin it, unless it is over; serve it, but see `Method.waits`."""
         if self._life is Life.OVER:
             return
         if self._deadline_s is not None:
-            self._timer = self._carrier.loop.call_at(self._deadline_s, self._deadline_passed)
+            self._timer = self._connection.loop.call_at(self._deadline_s, self._deadline_passed)
         self._life = Life.WAITS
         try:
             self._context.run(self._method.begin, self)
@@ -112,12 +116,12 @@ class Stream(ServedCall):
         if not (silent and self._method.waits):
             self._serve()
         if silent and self.limit_s is not None:
-            self._carrier.awaits_message(self.id)
+            self._connection.awaits_message(self.id)
 
     def _serve(self) -> None:
         self._life = Life.SERVED
         serving = self._method.serve(self, begun=True)
-        self._task = self._carrier.loop.create_task(serving, context=self._context)
+        self._task = self._connection.loop.create_task(serving, context=self._context)
         self._task.add_done_callback(self._served)
 
     def _served(self, task: asyncio.Task[Any]) -> None:
@@ -130,8 +134,7 @@ class Stream(ServedCall):
             self._leave(self.failure or asyncio.CancelledError())
         if self._life is not Life.OVER:
             self._end()
-            self._carrier.h2.reset(self.id, ErrorCodes.INTERNAL_ERROR)
-            self._carrier.out.collect()
+            self._connection.h2.reset(self.id, ErrorCodes.INTERNAL_ERROR)
 
     def fail(self, failure: Failure) -> None:
         """See `ServedCall`; without a handler its status is sent now."""
@@ -146,7 +149,6 @@ class Stream(ServedCall):
             self._cut(failure)
 
     def lost(self) -> None:
-        """Handle that the caller reset the stream, or that the connection was lost."""
         self._cut(asyncio.CancelledError())
 
     def _deadline_passed(self) -> None:
@@ -182,19 +184,17 @@ class Stream(ServedCall):
         self.inbox.close()
         self.sender.close()
         if self.inbox.silent:
-            self._carrier.heard(self.id, message=False)
-        self._carrier.over(self.id)
+            self._connection.heard(self.id, message=False)
+        self._connection.over(self.id)
 
     # ---- requests --------------------------------------------------------------------------------
 
     @property
     def all_read(self) -> bool:
-        """See `Call`."""
         return self.inbox.ended and not self.inbox
 
     @property
     def has_request(self) -> bool:
-        """See `ServedCall`."""
         return bool(self.inbox)
 
     def received(self, data: bytes, nbytes: int) -> None:
@@ -209,20 +209,19 @@ class Stream(ServedCall):
             self.fail(error.with_traceback(None))
             return
         if completed:
-            self._carrier.work_begun_s += completed * MESSAGE_S
+            self._connection.work_begun_s += completed * MESSAGE_S
             if self._method.lone and (completed > 1 or inbox.begun):
                 self.fail(MalformedMessageError(_TWO_MESSAGES))
                 return
             if not inbox.begun:
                 inbox.begun = True
-                self._carrier.work_begun_s += REQUEST_S
-                self._carrier.heard(self.id, message=True)
+                self._connection.work_begun_s += REQUEST_S
+                self._connection.heard(self.id, message=True)
             self._wake()
         inbox.count()
         inbox.credit()
 
     def closed_by_client(self) -> None:
-        """Take the end of the caller's side."""
         if not self.inbox.ended:
             self._take_no_more()
             self.inbox.end()
@@ -230,22 +229,21 @@ class Stream(ServedCall):
 
     def _take_no_more(self) -> None:
         if self.inbox.silent:
-            self._carrier.heard(self.id, message=False)
+            self._connection.heard(self.id, message=False)
         self.inbox.ended = True
 
     def _wake(self) -> None:
-        """Let the handler read."""
         if self._life is Life.WAITS:
             self._serve()
         else:
             self.inbox.wake()
 
     def complete(self) -> None:
-        """See `ServedCall`."""
-        self._send_status(Code.OK, "", self.trailers)
+        if self._life is not Life.OVER:
+            self.sender.send_trailers(ok_headers(self.trailers))
+            self._end()
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
-        """See `ServedCall`."""
         if self._life is Life.OVER:
             raise CallOverError
         self._send_status(code, message, trailers)
