@@ -72,8 +72,7 @@ def mp4(frames: Frames, fps: int, title: str, comment: str) -> bytes:
         ValueError: width or height is odd, which 4:2:0 can't be.
     """
     if frames.width % 2 or frames.height % 2:
-        message = f"a video of {frames.width} x {frames.height}: both must be even"
-        raise ValueError(message)
+        raise ValueError(f"a video of {frames.width} x {frames.height}: both must be even")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
         output.metadata["title"] = title

@@ -131,8 +131,7 @@ class LoadedPipeline:
         pipe.scheduler = self._schedulers.fresh(job.scheduler)
         made = pipe(**self._arguments(job), output_type="latent", return_dict=False)[0]
         if not self._torch.isfinite(made).all():
-            message = f"{job.scheduler} made values that are not numbers"
-            raise ArithmeticError(message)
+            raise ArithmeticError(f"{job.scheduler} made values that are not numbers")
 
     def _check_with_image(self, scheduler: str) -> None:
         job = self._short(scheduler)

@@ -242,8 +242,7 @@ def _check_extra(
 ) -> None:
     for name in extra:
         if name not in known_fields:
-            message = f"extra: SGLang has no server argument {name!r}."
-            raise EngineFailedError(message)
+            raise EngineFailedError(f"extra: SGLang has no server argument {name!r}.")
         if name in managed:
             message = f"extra: {name!r} follows from the engine's other settings; set those."
             raise EngineFailedError(message)

@@ -133,11 +133,10 @@ class SglangDiffuser:
         before = self._signs
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
         if self._signs == before:
-            message = (
+            raise EngineFailedError(
                 "SGLang's pipeline for this model doesn't denoise where the worker can follow it: "
                 "its outputs could not be cancelled. Run the model with diffusers."
             )
-            raise EngineFailedError(message)
 
     def count_tokens(self, prompt: str) -> int:
         """See `Diffuser.count_tokens`."""

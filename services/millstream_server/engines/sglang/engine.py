@@ -136,16 +136,14 @@ class SglangEngine:
             self.abort(request.engine_id)
             raise
         if finish.reason is FinishReason.CANCELLED:
-            message = "The engine dropped the probe."
-            raise EngineFailedError(message)
+            raise EngineFailedError("The engine dropped the probe.")
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Start a request; see `Generator.submit`. An unchecked token id would end the engine."""
         try:
             built, _ = self._lifetime.ready()
             if request.engine_id in self._runs:
-                message = "The request's engine id is in use."
-                raise InternalError(message)
+                raise InternalError("The request's engine id is in use.")
             if request.ticket and request.ticket.bootstrap_host == built.fake_bootstrap_host:
                 raise InvalidRequestError.of("ticket", "it names no prefill worker")
             arguments = generate_arguments(request, self._config.role)

@@ -146,8 +146,7 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     fields = importlib.import_module("sglang.srt.server_args").ServerArgs.__struct_fields__
     arguments = engine_arguments(config, fields)
     if ended.is_set():
-        message = "The engine was closed while it started."
-        raise EngineFailedError(message)
+        raise EngineFailedError("The engine was closed while it started.")
     if config.metrics:
         FILES.open()
     logging.getLogger("sglang").setLevel(config.log_level.upper())

@@ -90,8 +90,7 @@ def _to_torch(item: MediaInput, torch: Any) -> Any:
     """View the fetched bytes as a tensor, without a copy unless they are read-only."""
     tensor: Tensor | None = item.tensor
     if tensor is None:
-        message = "The engine was given media without their tensors."
-        raise InternalError(message)
+        raise InternalError("The engine was given media without their tensors.")
     data = bytearray(tensor.data) if tensor.data.readonly else tensor.data
     flat = torch.frombuffer(data, dtype=getattr(torch, tensor.spec.element_type.value))
     return flat.view(tensor.spec.shape)

@@ -44,11 +44,10 @@ def _module_with(name: str, *attributes: str) -> ModuleType:
     module = importlib.import_module(name)
     for attribute in attributes:
         if not hasattr(module, attribute):
-            message = (
+            raise RuntimeError(
                 f"The CPU stand-in patches {name}.{attribute}, which this SGLang does not have: "
                 "adapt the stand-in to this version."
             )
-            raise RuntimeError(message)
     return module
 
 
@@ -60,8 +59,7 @@ def _use_host_events() -> None:
     import torch  # noqa: PLC0415 - not before SGLang asks for the plugin
 
     if torch.cuda.is_available():
-        message = "The CPU stand-in must not be active where a CUDA GPU is available."
-        raise RuntimeError(message)
+        raise RuntimeError("The CPU stand-in must not be active where a CUDA GPU is available.")
     torch.cuda.Event = _HostEvent  # type: ignore[assignment,misc]
 
 
@@ -92,8 +90,7 @@ def _calm_nixl_progress_thread() -> None:
         return
     bindings: Any = _module_with("nixl._api", "nixlBind").nixlBind
     if not hasattr(bindings.nixlAgentConfig, "pthrDelay"):
-        message = "The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have."
-        raise RuntimeError(message)
+        raise RuntimeError("The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have.")
 
     class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[misc]
         def __setattr__(self, name: str, value: object) -> None:
@@ -192,11 +189,10 @@ def _call_norms_as_plain_pytorch() -> None:
     for kind in (module._NormScaleShift, module._ScaleResidualNormScaleShift):  # noqa: SLF001
         kernel = "sgl_kernel.fused_"
         if kernel not in inspect.getsource(kind.forward_cpu) or not hasattr(kind, "forward_native"):
-            message = (
+            raise RuntimeError(
                 f"The CPU stand-in replaces {kind.__name__}.forward_cpu, which in this SGLang "
                 "calls no kernel: remove the patch."
             )
-            raise RuntimeError(message)
         kind.forward_cpu = kind.forward_native
 
 
