@@ -56,7 +56,6 @@ class Engines(Generic[EngineT]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The values of `--engine`."""
         return tuple(self._offers)
 
     def offer(self, name: str) -> Offer[EngineT]:

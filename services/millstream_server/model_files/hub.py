@@ -45,7 +45,6 @@ class Hub:
         self._endpoint: str = importlib.import_module("huggingface_hub.constants").ENDPOINT
 
     def listing(self, revision: str | None) -> Listing:
-        """List the repository's files."""
         api = self._hub.HfApi()
         try:
             info = api.model_info(
@@ -79,7 +78,6 @@ class Hub:
             raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> FetchError:
-        """Turn the library's error into a sentence for people who don't know the library."""
         cause = error
         while cause.__cause__ is not None and not isinstance(cause, self._errors.HfHubHTTPError):
             cause = cause.__cause__

@@ -117,7 +117,6 @@ class S3:
             raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> FetchError:
-        """Turn the library's error into a sentence."""
         uri = self._uri
         if isinstance(error, self._errors.NoCredentialsError):
             return RefusedError(

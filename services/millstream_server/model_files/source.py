@@ -66,7 +66,6 @@ class HubUri:
     """A branch, tag or commit; None: the default branch."""
 
     def __str__(self) -> str:
-        """Spell the URI."""
         return f"hf://{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
@@ -79,7 +78,6 @@ class S3Uri:
     """Without a slash at its ends."""
 
     def __str__(self) -> str:
-        """Spell the URI."""
         return f"s3://{self.bucket}/{self.prefix}"
 
 

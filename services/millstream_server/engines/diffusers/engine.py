@@ -43,7 +43,6 @@ class DiffusersEngine:
     """
 
     def __init__(self, config: DiffusersConfig) -> None:
-        """Load nothing yet, import nothing of the vendors."""
         self._config = config
         self._thread = DaemonThreads(1, "diffusers")
         self._pipeline: LoadedPipeline | None = None
@@ -56,7 +55,6 @@ class DiffusersEngine:
         self._closed = False
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
-        """See `Diffuser.start`."""
         self._on_failure = on_failure
         self._pipeline = await asyncio.wrap_future(self._thread.submit(self._load))
         return _info(self._pipeline)
@@ -74,11 +72,9 @@ class DiffusersEngine:
             raise EngineFailedError(message) from error
 
     async def warm_up(self) -> None:
-        """Run one step at the smallest size."""
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of steps that the engine has run."""
         return self._steps
 
     async def probe(self, dp_rank: int) -> None:
@@ -104,7 +100,6 @@ class DiffusersEngine:
         return EngineLoad(running_requests=int(self._running))
 
     def count_tokens(self, prompt: str) -> int:
-        """See `Diffuser.count_tokens`."""
         return self._started().count_tokens(prompt)
 
     async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
@@ -148,7 +143,6 @@ class DiffusersEngine:
         report: Callable[[Step], None],
         stop: threading.Event,
     ) -> Frames:
-        """Run a job, in the thread."""
 
         def count(step: Step) -> None:
             self._steps += 1

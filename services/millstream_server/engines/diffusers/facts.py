@@ -158,7 +158,6 @@ class PromptCounter:
     """
 
     def __init__(self, pipe: Any) -> None:
-        """Copy the pipeline's tokenizer."""
         self._lock = threading.Lock()
         self._tokenizer = copy.deepcopy(pipe.tokenizer)
         # Z-Image writes a conversation around the prompt, whatever the tokenizer has.
@@ -167,12 +166,10 @@ class PromptCounter:
         self._clean = getattr(module, "prompt_clean", None)
 
     def count(self, prompt: str) -> int:
-        """Return the number of tokens, uncut."""
         with self._lock:
             return len(self._tokenizer(self._read(prompt)).input_ids)
 
     def _read(self, prompt: str) -> str:
-        """Return the text that the pipeline gives the tokenizer."""
         if self._clean is not None:
             prompt = self._clean(prompt)
         if self._chat:

@@ -53,7 +53,6 @@ class LoadedPipeline:
 
     @property
     def schedulers(self) -> tuple[str, ...]:
-        """Names of the schedulers that work, the model's own first."""
         return self._schedulers.names
 
     def count_tokens(self, prompt: str) -> int:

@@ -107,11 +107,9 @@ class SglangEngineConfig:
     """Level of SGLang's loggers, in this process and in those it spawns."""
 
     def resolved_device(self) -> str:
-        """Return "cpu" or "cuda"."""
         return resolved(self.device)
 
     def abilities(self) -> frozenset[Ability]:
-        """Return the abilities of an engine with this configuration."""
         if self.role is Role.DIFFUSION:
             return frozenset()
         found = {Ability.LOGIT_BIAS}

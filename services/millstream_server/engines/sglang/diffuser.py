@@ -85,7 +85,6 @@ class SglangDiffuser:
     """
 
     def __init__(self, config: SglangDiffuserConfig) -> None:
-        """Start nothing yet, import nothing of SGLang."""
         self._config = config
         self._scheduler = Scheduler(config, self._note, self._lose)
         self._client: Any = None
@@ -97,7 +96,6 @@ class SglangDiffuser:
         self._longest_s = 0.0
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
-        """See `Diffuser.start`."""
         await self._scheduler.start()
         self._model = await asyncio.to_thread(self._describe)
         client: Any = importlib.import_module("sglang.multimodal_gen.runtime.scheduler_client")
@@ -139,11 +137,9 @@ class SglangDiffuser:
             )
 
     def count_tokens(self, prompt: str) -> int:
-        """See `Diffuser.count_tokens`."""
         return self._started().prompts.count(prompt)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of steps that were reported."""
         return self._signs
 
     async def probe(self, dp_rank: int) -> None:
@@ -223,7 +219,6 @@ class SglangDiffuser:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     def _note(self, report: StepReport) -> None:
-        """Pass a report on."""
         run = self._run
         self._signs += 1
         if run is None or run.request_id != report.request_id:

@@ -76,7 +76,6 @@ class BlockBudget:
     """
 
     def __init__(self, total_tokens: int, block_tokens: int) -> None:
-        """Divide ``total_tokens``, in blocks."""
         self._total = self._free = total_tokens
         self._block = block_tokens
         self._holders = 0

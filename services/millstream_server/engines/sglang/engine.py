@@ -53,7 +53,6 @@ class SglangEngine:
     """
 
     def __init__(self, config: SglangEngineConfig) -> None:
-        """Start nothing yet, import nothing of SGLang."""
         self._config = config
         self._progress = RankProgress()
         self._runs = Runs(config.role, self._progress)
@@ -66,11 +65,9 @@ class SglangEngine:
         self._controls = NO_CONTROLS
 
     def follow_kv(self, sink: KvEventSink) -> None:
-        """See `kv_cache.events.KvEventSource.follow_kv`."""
         self._kv.follow(sink)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
-        """Load the model in a thread of its own; see `Engine.start`."""
         if self._config.role is Role.DIFFUSION:
             check_model(Path(self._config.model_path))
         self._config, media = with_media_model(self._config)
@@ -96,7 +93,6 @@ class SglangEngine:
         return info
 
     def load_progress(self) -> LoadProgress:
-        """See `control.engine.LoadObserved`."""
         return self._weights.look()
 
     @property
@@ -105,7 +101,6 @@ class SglangEngine:
         return self._controls
 
     async def warm_up(self) -> None:
-        """Probe every rank, within the warm-up limit each."""
         _, info = self._lifetime.ready()
         await warm_up_by_probe(self, self._config.warm_up_timeout_s, ranks=info.dp_size)
 
@@ -153,11 +148,9 @@ class SglangEngine:
         self._runs.launch(Run(request, sink, arguments))
 
     def abort(self, engine_id: str) -> None:
-        """Stop a request; see `Engine.abort`."""
         self._runs.abort(engine_id)
 
     async def load(self) -> EngineLoad:
-        """See `Engine.load`."""
         _, info = self._lifetime.ready()
         load = await self._lifetime.load(len(self._runs), may_wake=self._runs.gate.is_open)
         if (budget := self._runs.blocks) is None:
@@ -165,7 +158,6 @@ class SglangEngine:
         return budget.counted(load, info.max_running_requests)
 
     def metrics(self) -> Iterable[Metric]:
-        """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
         return self._lifetime.metrics()
 
     async def close(self) -> None:

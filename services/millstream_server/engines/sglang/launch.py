@@ -71,7 +71,6 @@ class EngineThread:
     """
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sglang")
         self._ended = threading.Event()
         self._build: asyncio.Future[Any] | None = None

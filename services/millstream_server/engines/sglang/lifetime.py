@@ -52,7 +52,6 @@ class ProcessWatch:
             raise EngineFailedError(message) from error
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Also watch these processes."""
         loop = asyncio.get_running_loop()
         for pid in pids:
             try:
@@ -159,14 +158,12 @@ class SglangLifetime(Generic[InfoT]):
         return self._running
 
     async def load(self, open_requests: int, *, may_wake: bool = True) -> EngineLoad:
-        """See `Engine.load` and `LoadReader.read`."""
         manager = self.ready()[0].engine.tokenizer_manager
         return await self._loads.read(
             manager, self._blocks, open_requests=open_requests, may_wake=may_wake
         )
 
     def metrics(self) -> Iterable[Metric]:
-        """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
         return () if self._running is None else collect(self._blocks)
 
     def _receive_responses(self, manager: Any) -> None:
@@ -221,7 +218,6 @@ class SglangFollower:
     """
 
     def __init__(self, config: SglangEngineConfig) -> None:
-        """Start nothing yet, import nothing of SGLang."""
         self._config = config
         self._thread = EngineThread()
         self._watch: ProcessWatch | None = None

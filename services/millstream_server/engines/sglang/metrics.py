@@ -37,7 +37,6 @@ class MetricsFiles:
     """The directory for the metrics of SGLang's processes."""
 
     def __init__(self) -> None:
-        """Start without a directory."""
         self._directory: Path | None = None
 
     def open(self) -> None:

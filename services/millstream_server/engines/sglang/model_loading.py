@@ -105,7 +105,6 @@ class WeightsProgress:
     """
 
     def __init__(self, model_path: Path) -> None:
-        """Look at no process yet."""
         self._model_path = model_path
         self._sizes: dict[str, int] | None = None
         """By the path as the kernel has it."""

@@ -68,7 +68,6 @@ class SimulatedConfig:
 
     @property
     def max_running_per_rank(self) -> int:
-        """Most requests at once on one data-parallel rank."""
         return max(1, self.max_running_requests // self.dp_size)
 
 

@@ -68,7 +68,6 @@ class SimulatedWeights(_Operation):
     """
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
-        """See `WeightControl.check_weights`."""
         if isinstance(source, DiskWeights):
             files = await asyncio.to_thread(_files, source.path, self._config.vocab_size)
             total = sum(size for _, size in files)
@@ -177,7 +176,6 @@ class SimulatedAdapters(_Operation):
     """
 
     async def load_adapter(self, name: str, path: Path) -> LoraAdapter:
-        """See `AdapterControl.load_adapter`."""
         rank = await asyncio.to_thread(_rank, path)
         adapter = LoraAdapter(name, rank, path)
         self._state.adapters[name] = adapter
@@ -226,7 +224,6 @@ class SimulatedMemory(_Operation):
             self._clear_caches()
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
-        """See `MemoryControl.resume_memory`."""
         self._state.released -= set(tags)
 
     async def memory_use(self) -> MemoryUse:
@@ -264,7 +261,6 @@ class SimulatedPause(_Operation):
                 )
 
     async def go_on(self) -> None:
-        """See `PauseControl.go_on`."""
         for rank in self._ranks:
             rank.go_on()
 
@@ -273,7 +269,6 @@ class SimulatedCache(_Operation):
     """Satisfies `control.operations.CacheControl`."""
 
     async def flush_cache(self) -> None:
-        """See `CacheControl.flush_cache`."""
         self._require_idle("the cache can't be emptied")
         self._clear_caches()
 
@@ -286,7 +281,6 @@ class SimulatedProfile(_Operation):
     """Satisfies `control.operations.ProfileControl`. One file, with the steps of every rank."""
 
     def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
-        """Nothing is recorded."""
         super().__init__(config, state, ranks)
         self._file: Path | None = None
         self._left = 0

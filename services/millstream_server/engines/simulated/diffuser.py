@@ -59,7 +59,6 @@ class SimulatedDiffuser:
     """Satisfies `diffusion.diffuser.Diffuser`. A test sets `fault`, and calls `wedge` or `die`."""
 
     def __init__(self, config: SimulatedDiffuserConfig | None = None) -> None:
-        """Simulate ``config``."""
         self.config = config or SimulatedDiffuserConfig()
         self.fault: Callable[[Job, int], ServingError | None] = lambda _job, _step: None
         """Returns the error with which a step (from 1) of a job fails, None: it doesn't."""
@@ -73,7 +72,6 @@ class SimulatedDiffuser:
         self._on_failure: Callable[[ServingError], None] | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
-        """Load for ``load_s`` seconds."""
         config = self.config
         self._on_failure = on_failure
         await asyncio.sleep(config.load_s)
@@ -103,11 +101,9 @@ class SimulatedDiffuser:
         )
 
     async def warm_up(self) -> None:
-        """Do what `probe` does."""
         await self.probe(0)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of steps."""
         return self._steps
 
     async def probe(self, dp_rank: int) -> None:
@@ -115,7 +111,6 @@ class SimulatedDiffuser:
         await self._step()
 
     async def load(self) -> EngineLoad:
-        """Return whether a job runs; what waits is the caller's."""
         return EngineLoad(running_requests=int(self._running is not None))
 
     async def close(self) -> None:
@@ -127,7 +122,6 @@ class SimulatedDiffuser:
         self._going.clear()
 
     def unwedge(self) -> None:
-        """End the hang."""
         self._going.set()
 
     def die(self) -> None:
@@ -143,11 +137,9 @@ class SimulatedDiffuser:
         self._going.set()
 
     def count_tokens(self, prompt: str) -> int:
-        """Return the number of words."""
         return len(prompt.split())
 
     async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
-        """Make the pixels, after the steps' time."""
         if self._running is not None:
             raise InternalError("two jobs at once")
         self._running = asyncio.current_task()

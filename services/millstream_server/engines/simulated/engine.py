@@ -49,13 +49,11 @@ class Loading:
     """Takes ``load_s`` seconds, and says how far it is."""
 
     def __init__(self, load_s: float) -> None:
-        """Prepare to load."""
         self._load_s = load_s
         self._stage = LoadStage.STARTING
         self._files_done = 0
 
     def progress(self) -> LoadProgress:
-        """Return how far it is; files and bytes are simulated, too."""
         return LoadProgress(
             stage=self._stage,
             files_done=self._files_done,
@@ -65,7 +63,6 @@ class Loading:
         )
 
     async def load(self) -> None:
-        """Load."""
         self._stage = LoadStage.LOADING_WEIGHTS
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -80,7 +77,6 @@ class SimulatedEngine:
     """Satisfies `GeneratorEngine`, `kv_cache.events.KvEventSource` and `LoadObserved`."""
 
     def __init__(self, config: SimulatedConfig) -> None:
-        """Simulate ``config``."""
         self._config = config
         self._state = EngineState(config.weight_version)
         self._ranks = [Rank(config, i, self._state.ended) for i in range(config.dp_size)]
@@ -90,16 +86,13 @@ class SimulatedEngine:
         """See `engines.simulated.controls`."""
 
     def load_progress(self) -> LoadProgress:
-        """See `LoadObserved.load_progress`."""
         return self._loading.progress()
 
     def follow_kv(self, sink: KvEventSink) -> None:
-        """See `KvEventSource.follow_kv`."""
         for dp_rank, rank in enumerate(self._ranks):
             rank.cache.follow(partial(sink.changed, dp_rank))
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
-        """Load for ``load_s`` seconds and start the step loops. It never fails by itself."""
         config = self._config
         await self._loading.load()
         port = 0
@@ -141,7 +134,6 @@ class SimulatedEngine:
             await self.probe(dp_rank)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the rank's number of steps and transfers."""
         return self._ranks[dp_rank].progress
 
     async def probe(self, dp_rank: int) -> None:
@@ -162,7 +154,6 @@ class SimulatedEngine:
             rank.gate.set_wedged(wedged=True)
 
     def unwedge(self) -> None:
-        """End the hang of all ranks."""
         for rank in self._ranks:
             rank.gate.set_wedged(wedged=False)
 
@@ -196,7 +187,6 @@ class SimulatedEngine:
                 return
 
     async def load(self) -> EngineLoad:
-        """Return the queues' length and the blocks in use."""
         ranks = tuple(rank.load() for rank in self._ranks)
         return EngineLoad(
             running_requests=sum(rank.running_requests for rank in ranks),
@@ -207,7 +197,6 @@ class SimulatedEngine:
         )
 
     async def close(self) -> None:
-        """Stop stepping; open requests fail."""
         for rank in self._ranks:
             rank.fail_all(lambda: EngineFailedError("the engine was closed"))
         if self._bootstrap:

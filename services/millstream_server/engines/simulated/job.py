@@ -89,7 +89,6 @@ class Job:
         return len(self.prompt_ids) + max(self.generated - 1, 0) if self.prefilled else 0
 
     def end(self, reason: FinishReason, matched: int | None = None) -> None:
-        """Report the terminal result."""
         request = self.request
         prompt = request.logprobs is not None and request.logprobs.prompt
         self.sink.finish(

@@ -130,7 +130,6 @@ class PrefixCache:
 
     @property
     def hashes(self) -> KeysView[int]:
-        """The cached blocks."""
         return self._nodes.keys()
 
     def follow(self, tell: Tell) -> None:

@@ -46,16 +46,13 @@ class Rank:
 
     @property
     def open_requests(self) -> int:
-        """Requests that are queued or run."""
         return len(self._jobs)
 
     @property
     def progress(self) -> int:
-        """Steps and transfers so far."""
         return self.steps.count + self._transfers
 
     def uses_adapter(self, name: str) -> bool:
-        """Return whether a request with this adapter is open."""
         return any(job.request.adapter == name for job in self._jobs.values())
 
     def submit(self, job: Job) -> None:
@@ -77,7 +74,6 @@ class Rank:
         return True
 
     def fail_all(self, error: Callable[[], ServingError]) -> None:
-        """Fail every request."""
         for job in reversed(list(self._jobs.values())):  # the latest first: no queued one starts
             self._release(job)
             job.sink.fail(error())
@@ -90,12 +86,10 @@ class Rank:
             self._waiting.appendleft(job)
 
     def go_on(self) -> None:
-        """End a pause."""
         self.gate.set_paused(paused=False)
         self._admit()
 
     def load(self) -> RankLoad:
-        """Return the queue's length and the blocks in use."""
         return RankLoad(
             running_requests=len(self._jobs) - len(self._waiting),
             queued_requests=len(self._waiting),

@@ -22,24 +22,20 @@ class Gate:
     """Stops a rank: a hang (a test's), or a pause (an operator's)."""
 
     def __init__(self) -> None:
-        """Start open."""
         self._open = asyncio.Event()
         self._open.set()
         self._wedged = False
         self.paused = False
 
     def set_wedged(self, *, wedged: bool) -> None:
-        """Begin or end a hang."""
         self._wedged = wedged
         self._update()
 
     def set_paused(self, *, paused: bool) -> None:
-        """Begin or end a pause."""
         self.paused = paused
         self._update()
 
     async def wait(self) -> None:
-        """Wait until the rank may go on."""
         await self._open.wait()
 
     def _update(self) -> None:
@@ -59,7 +55,6 @@ class StepLoop:
         on_first: Callable[[Job], None],
         on_end: Callable[[Job, FinishReason, int | None], None],
     ) -> None:
-        """``on_first`` is called before a request's first step, ``on_end`` after its last."""
         self._config = config
         self._gate = gate
         self._on_first = on_first
@@ -77,7 +72,6 @@ class StepLoop:
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Stop."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

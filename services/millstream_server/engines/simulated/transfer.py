@@ -64,7 +64,6 @@ class Bootstrap:
     """Prefill's side: offers prompts by room number."""
 
     def __init__(self) -> None:
-        """Start without offers."""
         self._offers: defaultdict[int, asyncio.Future[bytes]] = defaultdict(
             asyncio.get_running_loop().create_future
         )
@@ -72,7 +71,6 @@ class Bootstrap:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Start listening; return the port."""
         self._server = await asyncio.start_server(self._serve, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -112,7 +110,6 @@ class Bootstrap:
             offer.cancel()
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._server:
             self._server.close()
             for room in list(self._offers):

@@ -66,7 +66,6 @@ class TowerEncoder:
     """
 
     def __init__(self, config: TowerConfig, tower: Tower) -> None:
-        """Load nothing yet, import nothing of the vendors."""
         self._config = config
         self._tower = tower
         self._thread = DaemonThreads(1, "vision-tower")
@@ -119,7 +118,6 @@ class TowerEncoder:
         return family
 
     async def warm_up(self) -> None:
-        """Encode one blank picture."""
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
@@ -143,11 +141,9 @@ class TowerEncoder:
         return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def prepare(self, frames: Frames) -> Prepared:
-        """See `MediaEncoder.prepare`."""
         return self._started().preprocessor.prepare(frames)
 
     def encode(self, batch: Sequence[Prepared]) -> list[Tensor]:
-        """See `MediaEncoder.encode`."""
         return self._submit(list(batch)).result() if batch else []
 
     def _submit(self, batch: list[Prepared]) -> Future[list[Tensor]]:

@@ -41,7 +41,6 @@ class Preprocessor:
             self._video = transformers.AutoVideoProcessor.from_pretrained(model_path)
 
     def prepare(self, frames: Frames) -> Prepared:
-        """See `MediaEncoder.prepare`."""
         self._check(frames)
         try:
             made = self._process(frames)

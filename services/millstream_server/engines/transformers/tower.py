@@ -91,7 +91,6 @@ class TransformersTower:
     content = Content.ROWS
 
     def __init__(self, config: TowerConfig) -> None:
-        """Load nothing yet."""
         self._config = config
         self._torch: Any = None
         self._run: Run | None = None
@@ -130,7 +129,6 @@ class TransformersTower:
         return module.eval().to(self._device)
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
-        """See `Tower.run`."""
         if self._run is None:
             raise EngineFailedError("The vision tower is not loaded.")
         torch = self._torch
@@ -154,7 +152,6 @@ class NoTower:
     content = Content.PIXELS
 
     def __init__(self, config: TowerConfig) -> None:
-        """Load nothing yet."""
         self._config = config
         self._dtype: Any = None
 
@@ -172,7 +169,6 @@ class NoTower:
         )
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
-        """Return each item's pixels."""
         return [item.inputs.pixels.to(self._dtype) for item in batch]
 
     def close(self) -> None:

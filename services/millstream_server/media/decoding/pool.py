@@ -49,7 +49,6 @@ class Decoder:
     """
 
     def __init__(self, limits: MediaLimits) -> None:
-        """Start nothing yet."""
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
@@ -58,7 +57,6 @@ class Decoder:
 
     @property
     def pid(self) -> int | None:
-        """The running process's id."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 

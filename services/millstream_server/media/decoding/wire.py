@@ -81,7 +81,6 @@ class DecodingRequest:
     is cut off, the same on both. None: it keeps its size."""
 
     def pack(self) -> bytes:
-        """Return the header."""
         limits = self.limits
         return _REQUEST.pack(
             _FORMATS.index(self.media_format),
@@ -122,7 +121,6 @@ class DecodingRequest:
 
     @property
     def modality(self) -> Modality:
-        """Return what is decoded."""
         return self.media_format.modality
 
 
@@ -140,7 +138,6 @@ class DecodingResponse:
     """Of what follows the indices: pixels or a sentence."""
 
     def pack(self) -> bytes:
-        """Return the header."""
         return _RESPONSE.pack(
             self.outcome,
             self.width,

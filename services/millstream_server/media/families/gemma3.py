@@ -52,19 +52,15 @@ class Gemma3:
         )
 
     def placeholder(self, modality: Modality) -> str:
-        """See `Family.placeholder`."""
         return self.begin
 
     def soft_token(self, modality: Modality) -> int:
-        """See `Family.soft_token`."""
         return self.soft_id
 
     def mark(self, modality: Modality, geometry: Geometry) -> str:
-        """See `Family.mark`."""
         return f"\n\n{self.begin}{self.soft}{self.end}\n\n"
 
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
-        """See `Family.span_lengths`."""
         if tokens != self.image_tokens:
             raise ValueError(f"the item has {tokens} tokens; an image has {self.image_tokens}")
         return (tokens,)

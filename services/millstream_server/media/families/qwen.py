@@ -35,11 +35,9 @@ class _Qwen:
     merge: int
 
     def placeholder(self, modality: Modality) -> str:
-        """See `Family.placeholder`."""
         return self.placeholders[modality]
 
     def soft_token(self, modality: Modality) -> int:
-        """See `Family.soft_token`."""
         return self.soft_tokens[modality]
 
 
@@ -80,11 +78,9 @@ class Qwen25Vl(_Qwen):
         )
 
     def mark(self, modality: Modality, geometry: Geometry) -> str:
-        """See `Family.mark`."""
         return self.placeholders[modality]
 
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
-        """See `Family.span_lengths`."""
         check_grid(tokens, geometry, self.merge)
         return (tokens,)
 
@@ -128,7 +124,6 @@ class Qwen3Vl(_Qwen):
         )
 
     def mark(self, modality: Modality, geometry: Geometry) -> str:
-        """See `Family.mark`."""
         token = self.placeholders[modality]
         if modality is Modality.IMAGE:
             return token
@@ -136,7 +131,6 @@ class Qwen3Vl(_Qwen):
         return "".join(f"<{time:.1f} seconds>{run}" for time in geometry.timestamps_s)
 
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
-        """See `Family.span_lengths`."""
         steps = check_grid(tokens, geometry, self.merge)[0]
         if modality is Modality.IMAGE:
             return (tokens,)

@@ -198,7 +198,6 @@ class SglangAdapters:
     """
 
     def __init__(self, engine: ControlledEngine, loaded: Checkpoint) -> None:
-        """No adapter is loaded."""
         self._engine = engine
         self._loaded = loaded
         self._limits = AdapterLimits(
@@ -206,7 +205,6 @@ class SglangAdapters:
         )
 
     async def load_adapter(self, name: str, path: Path) -> LoraAdapter:
-        """See `AdapterControl.load_adapter`."""
         engine = self._engine
         adapter = await asyncio.to_thread(check_adapter, name, path, self._loaded, self._limits)
         message = engine.messages.LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(path))
@@ -227,7 +225,6 @@ class SglangAdapters:
         engine.manager.lora_ref_cache.pop(name, None)
 
     async def unload_adapter(self, name: str) -> None:
-        """See `AdapterControl.unload_adapter`."""
         engine = self._engine
         engine.runs.adapters.discard(name)
         engine.manager.lora_ref_cache.pop(name, None)

@@ -45,7 +45,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Size of its files."""
         return sum(file.stat().st_size for file in self.files)
 
     @property

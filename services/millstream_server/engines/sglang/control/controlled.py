@@ -35,7 +35,6 @@ class ControlledEngine:
 
     @property
     def manager(self) -> Any:
-        """SGLang's TokenizerManager."""
         return self.built.engine.tokenizer_manager
 
     @property

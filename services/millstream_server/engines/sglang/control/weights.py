@@ -50,7 +50,6 @@ class SglangWeights:
         """The checkpoint that the weights are; None: they are in no file."""
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
-        """See `WeightControl.check_weights`."""
         match source:
             case DiskWeights(path):
                 await self._check_disk(path, progress)
@@ -82,7 +81,6 @@ class SglangWeights:
         return found
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
-        """See `WeightControl.update_weights`."""
         engine = self._engine
         async with engine.runs.gate.closed(Hold.UPDATING):
             if isinstance(source, DiskWeights):

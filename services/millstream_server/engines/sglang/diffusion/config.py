@@ -48,7 +48,6 @@ class SglangDiffuserConfig:
     """Level of SGLang's loggers, in this process and in those it spawns."""
 
     def resolved_device(self) -> str:
-        """Return "cpu" or "cuda"."""
         return resolved(self.device)
 
 

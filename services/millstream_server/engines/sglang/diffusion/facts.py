@@ -149,7 +149,6 @@ class PromptCounter:
     """
 
     def __init__(self, pipeline_config: Any, model_path: Path) -> None:
-        """Load the tokenizer."""
         self._config = pipeline_config
         encoders = len(pipeline_config.text_encoder_configs)
         folder = model_path / ("tokenizer" if encoders == 1 else f"tokenizer_{encoders}")
@@ -160,7 +159,6 @@ class PromptCounter:
         """Most tokens that the text encoder reads."""
 
     def count(self, prompt: str) -> int:
-        """Return the number of tokens, uncut."""
         config = self._config
         preprocess = config.preprocess_text_funcs[-1]
         text = prompt if preprocess is None else preprocess(prompt)

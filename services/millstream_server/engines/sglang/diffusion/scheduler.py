@@ -237,7 +237,6 @@ class Scheduler:
                 )
 
     def stop(self, stop: Stop) -> None:
-        """End a request."""
         if self._channel is not None:
             self._channel.stop(stop)
 

@@ -143,13 +143,11 @@ class KvEventFeed:
     """
 
     def __init__(self) -> None:
-        """Follow nothing."""
         self._sink: KvEventSink | None = None
         self._readers: list[Any] = []
         self._resources = ExitStack()
 
     def follow(self, sink: KvEventSink) -> None:
-        """Send all events to ``sink``."""
         self._sink = sink
 
     def open(self, config: SglangEngineConfig) -> SglangEngineConfig:

@@ -30,12 +30,10 @@ class BatchOrder:
 
     @property
     def next(self) -> int:
-        """The number that is expected."""
         return self._next
 
     @property
     def incomplete(self) -> bool:
-        """Whether batches are held that wait for an earlier one."""
         return bool(self._held)
 
     @property
@@ -117,7 +115,6 @@ class Inlet:
         self.look()
 
     def close(self) -> None:
-        """Stop, and close the socket."""
         if self._later is not None:
             self._later.cancel()
         self._loop.remove_reader(self._descriptor)
@@ -251,6 +248,5 @@ class RankReader:
         self._apply(self._order.give_up())
 
     def close(self) -> None:
-        """Close the sockets."""
         self._end_replay()
         self._events.close()

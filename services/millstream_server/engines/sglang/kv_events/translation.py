@@ -41,7 +41,6 @@ class Stored(msgspec.Struct, tag="BlockStored", gc=False):
     lora_name: str | None = None
 
     def tokens(self) -> list[int]:
-        """Read the token ids."""
         return _TOKENS.decode(self.token_ids)
 
 
@@ -106,7 +105,6 @@ class Translation:
     """Translates one rank's events, in order."""
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._adapter_blocks: dict[int, _AdapterBlock] = {}
         """By SGLang's hash."""
         self._holders: Counter[tuple[int, Medium]] = Counter()
@@ -129,7 +127,6 @@ class Translation:
         return found
 
     def cleared(self) -> CacheCleared:
-        """Forget all blocks."""
         self._adapter_blocks.clear()
         self._holders.clear()
         return CacheCleared()

@@ -136,11 +136,9 @@ class _Times:
         """How many tokens of the batch came after so many seconds."""
 
     def begin(self) -> None:
-        """Begin a batch."""
         self._now = time.perf_counter()
 
     def note(self, state: Any, batch: Any, i: int) -> None:
-        """Note a request's part of the batch."""
         times, manager = state.time_stats, self._manager
         if not times.first_token_time:
             times.set_first_token_time(self._now)
@@ -158,7 +156,6 @@ class _Times:
             state.last_completion_tokens = batch.completion_tokens[i]
 
     def end(self) -> None:
-        """End a batch."""
         for wait_s, tokens in self._waits.items():
             collector = self._manager.metrics_collector
             collector.observe_inter_token_latency(collector.labels, wait_s * tokens, tokens)

@@ -52,14 +52,12 @@ class Gate:
     """
 
     def __init__(self) -> None:
-        """Start open."""
         self._holds: set[Hold] = set()
         self._open = asyncio.Event()
         self._open.set()
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing holds it."""
         return not self._holds
 
     def holds(self, hold: Hold) -> bool:
@@ -67,7 +65,6 @@ class Gate:
         return hold in self._holds
 
     async def passed(self) -> None:
-        """Wait until it is open."""
         while self._holds:
             await self._open.wait()
 
@@ -77,7 +74,6 @@ class Gate:
         self._open.clear()
 
     def release(self, hold: Hold) -> None:
-        """Take one reason away."""
         self._holds.discard(hold)
         if not self._holds:
             self._open.set()
@@ -119,13 +115,11 @@ class Run:
     """Its tokens are for the sink."""
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
-        """See `batches.Taker`."""
         self.taken += len(token_ids)
         if token_ids and self.emits and not self.over:
             self.sink.emit(token_ids, logprobs)
 
     def give_up(self, error: Exception) -> None:
-        """See `batches.Taker`."""
         log.error("a request's output was refused", engine_id=self.request.engine_id, error=error)
         self.end(InternalError("The worker failed to pass on the request's output."))
         if self.task is not None:
@@ -170,11 +164,9 @@ class Runs:
         keep_steps_apart(getattr(manager, "mm_processor", None))
 
     def __contains__(self, engine_id: str) -> bool:
-        """Return whether a request of this id is open."""
         return engine_id in self._runs
 
     def __len__(self) -> int:
-        """Return the number of open requests."""
         return len(self._runs)
 
     def at_engine(self) -> list[Run]:
@@ -182,7 +174,6 @@ class Runs:
         return [run for run in self._runs.values() if run.started and not run.preparing]
 
     def tasks(self) -> Iterable[asyncio.Task[None]]:
-        """Return the requests' tasks."""
         return [run.task for run in self._runs.values() if run.task is not None]
 
     def launch(self, run: Run) -> None:
@@ -256,7 +247,6 @@ class Runs:
         return 0 if self._role is Role.PREFILL else run.taken
 
     def abort(self, engine_id: str) -> None:
-        """Stop a request; see `Generator.abort`."""
         run = self._runs.get(engine_id)
         if run is None or run.aborted or self._built is None:
             return
