@@ -27,7 +27,7 @@ from functools import partial
 from millstream_server.control.engine import EngineLoad, LoadProgress, LoadStage, Role
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
-from millstream_server.engines.simulated.controls import make_controls
+from millstream_server.engines.simulated.controls import SimulatedControls
 from millstream_server.engines.simulated.job import make_job
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
@@ -82,7 +82,7 @@ class SimulatedEngine:
         self._ranks = [Rank(config, i, self._state.ended) for i in range(config.dp_size)]
         self._loading = Loading(config.load_s)
         self._bootstrap: simulated_transfer.Bootstrap | None = None
-        self.controls = make_controls(config, self._state, self._ranks)
+        self.controls = SimulatedControls(config, self._state, self._ranks).offered()
         """See `engines.simulated.controls`."""
 
     def load_progress(self) -> LoadProgress:
