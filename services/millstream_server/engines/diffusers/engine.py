@@ -19,11 +19,7 @@ from millstream_server.diffusion.diffuser import (
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
 from millstream_server.media.items import Frames
-from millstream_server.runtime.errors import (
-    EngineFailedError,
-    InternalError,
-    ServingError,
-)
+from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
 

@@ -261,10 +261,7 @@ def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:
 
 def _vector_follower(_own: SglangEmbedderSettings, context: EngineContext) -> Follower:
     from millstream_server.engines.sglang.lifetime import SglangFollower  # noqa: PLC0415
-    from millstream_server.engines.sglang.vector_model import (  # noqa: PLC0415
-        read_model,
-        with_ability,
-    )
+    from millstream_server.engines.sglang.vector_model import read_model, with_ability  # noqa: PLC0415
 
     config = replace(embedder_config(context), metrics=False)  # nobody would read them
     return SglangFollower(with_ability(config, read_model(Path(config.model_path))))

@@ -25,11 +25,7 @@ from millstream_server.encode.encoder import EncoderInfo, Prepared
 from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
-from millstream_server.runtime.errors import (
-    InternalError,
-    InvalidRequestError,
-    ServingError,
-)
+from millstream_server.runtime.errors import InternalError, InvalidRequestError, ServingError
 
 MIN_WIDTH = 4
 _CELLS = {"qwen2_5_vl": 28, "qwen3_vl": 32}

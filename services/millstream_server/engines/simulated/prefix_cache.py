@@ -26,12 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass
 
-from millstream_server.kv_cache.events import (
-    BlocksRemoved,
-    BlocksStored,
-    CacheCleared,
-    KvEvent,
-)
+from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
 
 Tell = Callable[[Sequence[KvEvent]], None]
 

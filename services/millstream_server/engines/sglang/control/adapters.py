@@ -17,11 +17,7 @@ from typing import Any
 from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_json
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.model_files.weights import (
-    BadSafetensorsError,
-    StoredTensor,
-    read_header,
-)
+from millstream_server.model_files.weights import BadSafetensorsError, StoredTensor, read_header
 from millstream_server.runtime.errors import InternalError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 

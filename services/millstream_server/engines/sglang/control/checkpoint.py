@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.model_files.weights import (
-    BadSafetensorsError,
-    StoredTensor,
-    read_header,
-)
+from millstream_server.model_files.weights import BadSafetensorsError, StoredTensor, read_header
 from millstream_server.runtime.errors import InvalidWeightsError
 
 _INDEX = "model.safetensors.index.json"

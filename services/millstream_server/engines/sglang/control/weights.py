@@ -24,10 +24,7 @@ from millstream_server.engines.sglang.control.checkpoint import (
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.sources import UpdateFailedError
 from millstream_server.engines.sglang.requests.runs import Hold
-from millstream_server.runtime.errors import (
-    EngineFailedError,
-    InvalidWeightsError,
-)
+from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
