@@ -70,19 +70,15 @@ class Tower(Protocol):
     @property
     def content(self) -> Content:
         """What it makes."""
-        ...
 
     def load(self, family: Family) -> TowerFacts:
         """Load the weights. Anything may be raised."""
-        ...
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
         """Return a torch tensor per item, on any device. Anything may be raised."""
-        ...
 
     def close(self) -> None:
         """Release everything, also after a failed `load`."""
-        ...
 
 
 class TransformersTower:

@@ -18,17 +18,14 @@ class Placeable(Protocol):
     @property
     def modality(self) -> Modality:
         """Its kind."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Tokens that it takes."""
-        ...
 
     @property
     def geometry(self) -> Geometry:
         """Its geometry."""
-        ...
 
 
 Placed = tuple[list[int], tuple[tuple[Span, ...], ...]]

@@ -46,11 +46,9 @@ class Taker(Protocol):
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         """Take tokens that are new, if any; more will come."""
-        ...
 
     def give_up(self, error: Exception) -> None:
         """End the request: `take` has raised this."""
-        ...
 
 
 class BatchReader:
