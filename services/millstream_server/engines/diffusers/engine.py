@@ -26,8 +26,6 @@ from millstream_server.runtime.threads import DaemonThreads
 log = get_log(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
-# The service makes outputs one after another: the engine has no limit of its own.
-_MAX_OUTPUTS = 64
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
@@ -53,7 +51,7 @@ class DiffusersEngine:
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
         self._on_failure = on_failure
         self._pipeline = await asyncio.wrap_future(self._thread.submit(self._load))
-        return _info(self._pipeline)
+        return self._pipeline.info
 
     def _load(self) -> LoadedPipeline:
         try:
@@ -82,8 +80,7 @@ class DiffusersEngine:
         if self._probe is not None and not self._probe.done():
             await asyncio.wait({self._probe})
         pipeline, stop = self._started(), threading.Event()
-        job = smallest(pipeline.facts, pipeline.schedulers[0])
-        self._probe = self._submit(job, lambda _: None, stop)
+        self._probe = self._submit(smallest(pipeline.info), lambda _: None, stop)
         self._probe.add_done_callback(self._ended)
         try:
             await asyncio.shield(self._probe)
@@ -211,30 +208,3 @@ async def _settled(made: asyncio.Future[Frames]) -> None:
     while not made.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({made})
-
-
-def _info(pipeline: LoadedPipeline) -> DiffuserInfo:
-    facts = pipeline.facts
-    return DiffuserInfo(
-        engine="diffusers",
-        engine_version=pipeline.version,
-        max_running_requests=1,
-        kinds=frozenset({facts.kind}),
-        default_width=facts.width,
-        default_height=facts.height,
-        size_step=facts.size_step,
-        min_size=facts.size_step,
-        max_pixels=facts.max_pixels,
-        default_steps=facts.steps,
-        max_steps=facts.max_steps,
-        default_guidance_scale=facts.guidance_scale,
-        max_outputs=_MAX_OUTPUTS,
-        max_prompt_tokens=facts.max_prompt_tokens,
-        schedulers=pipeline.schedulers,
-        image_to_image=bool(pipeline.image_schedulers),
-        negative_prompts=facts.negative_prompts,
-        default_frames=facts.frames,
-        max_frames=facts.max_frames,
-        frame_step=facts.frame_step,
-        default_fps=facts.fps,
-    )
