@@ -143,7 +143,7 @@ class SimulatedControls:
                 "use IN_PLACE or ABORT",
             )
         for rank in self._ranks:
-            rank.gate.set_paused(paused=True)
+            rank.gate.set(paused=True)
             if mode is PauseMode.RETRACT:
                 rank.retract()
             elif mode is PauseMode.ABORT:

@@ -28,7 +28,7 @@ from millstream_server.control.engine import EngineLoad, LoadProgress, LoadStage
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.controls import SimulatedControls
-from millstream_server.engines.simulated.job import make_job
+from millstream_server.engines.simulated.job import Job
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.generation.generator import GeneratorInfo
@@ -151,11 +151,11 @@ class SimulatedEngine:
     def wedge(self, dp_rank: int | None = None) -> None:
         """Simulate a hang: requests are accepted and aborted, without output or failures."""
         for rank in self._ranks if dp_rank is None else [self._ranks[dp_rank]]:
-            rank.gate.set_wedged(wedged=True)
+            rank.gate.set(wedged=True)
 
     def unwedge(self) -> None:
         for rank in self._ranks:
-            rank.gate.set_wedged(wedged=False)
+            rank.gate.set(wedged=False)
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Queue a request. While it runs it holds blocks for its longest possible length."""
@@ -168,7 +168,7 @@ class SimulatedEngine:
             sink.fail(error)
             return
         state = self._state
-        job = make_job(request, sink, self._config, state.weight_version, state.shift_of(request))
+        job = Job(request, sink, self._config, state.weight_version, state.shift_of(request))
         self._rank_of(request).submit(job)
 
     def _rank_of(self, request: GenerationRequest) -> Rank:

@@ -86,7 +86,7 @@ class Rank:
             self._waiting.appendleft(job)
 
     def go_on(self) -> None:
-        self.gate.set_paused(paused=False)
+        self.gate.set(paused=False)
         self._admit()
 
     def load(self) -> RankLoad:

@@ -27,22 +27,17 @@ class Gate:
         self._wedged = False
         self.paused = False
 
-    def set_wedged(self, *, wedged: bool) -> None:
-        self._wedged = wedged
-        self._update()
-
-    def set_paused(self, *, paused: bool) -> None:
-        self.paused = paused
-        self._update()
-
-    async def wait(self) -> None:
-        await self._open.wait()
-
-    def _update(self) -> None:
+    def set(self, *, wedged: bool | None = None, paused: bool | None = None) -> None:
+        """Begin or end a hang or a pause; None: that stays as it is."""
+        self._wedged = self._wedged if wedged is None else wedged
+        self.paused = self.paused if paused is None else paused
         if self._wedged or self.paused:
             self._open.clear()
         else:
             self._open.set()
+
+    async def wait(self) -> None:
+        await self._open.wait()
 
 
 class StepLoop:

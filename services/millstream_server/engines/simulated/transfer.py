@@ -80,16 +80,11 @@ class Bootstrap:
         Raises:
             KvTransferError: none came in time.
         """
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_taken() -> None:
-            if not taken.done():
-                taken.set_result(None)
-
-        self.offer(room, offer, on_taken)
+        taken = asyncio.Event()
+        self.offer(room, offer, taken.set)
         try:
             async with asyncio.timeout(timeout_s):
-                await taken
+                await taken.wait()
         except TimeoutError as error:
             raise KvTransferError("no decode worker came for the KV cache in time") from error
         finally:
