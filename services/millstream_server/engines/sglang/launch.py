@@ -25,6 +25,7 @@ from millstream_server.engines.sglang.config import (
     engine_arguments,
     engine_environment,
 )
+from millstream_server.engines.sglang.importing import import_sglang
 from millstream_server.engines.sglang.metrics import FILES
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -136,11 +137,9 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     os.environ.update(engine_environment(config))
     if config.role is Role.PREFILL and config.node_rank == 0:
         _check_free(config.bootstrap_host, config.bootstrap_port)
-    on_cpu = config.resolved_device() == "cpu"
-    if on_cpu:
-        sglang_cpu.activate()
-    engine_module = _import_engine_module()
-    if on_cpu:
+    device = config.resolved_device()
+    engine_module = import_sglang("sglang.srt.entrypoints.engine", device)
+    if device == "cpu":
         sglang_cpu.patch_sglang()
     fields = importlib.import_module("sglang.srt.server_args").ServerArgs.__struct_fields__
     arguments = engine_arguments(config, fields)
@@ -163,15 +162,6 @@ def _check_free(host: str, port: int) -> None:
         except OSError as error:
             message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
             raise EngineFailedError(message) from error
-
-
-def _import_engine_module() -> Any:
-    """Import SGLang, and restore the event loop policy that its import replaces."""
-    policy = asyncio.get_event_loop_policy()
-    try:
-        return importlib.import_module("sglang.srt.entrypoints.engine")
-    finally:
-        asyncio.set_event_loop_policy(policy)
 
 
 def _describe(engine: Any) -> BuiltEngine:

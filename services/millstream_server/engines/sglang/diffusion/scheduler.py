@@ -23,6 +23,7 @@ from millstream_server.engines.sglang.diffusion.config import (
     SglangDiffuserConfig,
     generator_arguments,
 )
+from millstream_server.engines.sglang.importing import import_sglang
 from millstream_server.engines.sglang.launch import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
@@ -277,16 +278,9 @@ class Scheduler:
 
 
 def _import_sglang(config: SglangDiffuserConfig) -> None:
-    """Import SGLang, and restore the event loop policy, should its import replace it."""
-    on_cpu = config.resolved_device() == "cpu"
-    if on_cpu:
-        sglang_cpu.activate()
-    policy = asyncio.get_event_loop_policy()
-    try:
-        importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
-    finally:
-        asyncio.set_event_loop_policy(policy)
-    if on_cpu:
+    device = config.resolved_device()
+    import_sglang(f"{_RUNTIME}.entrypoints.diffusion_generator", device)
+    if device == "cpu":
         sglang_cpu.patch_diffusion()
     logging.getLogger("sglang").setLevel(config.log_level.upper())
 

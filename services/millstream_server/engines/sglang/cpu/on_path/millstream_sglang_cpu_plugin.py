@@ -8,16 +8,16 @@ if it isn't.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 _PROGRESS_DELAY_US = 1000
-_applied = False
-_diffusion_applied = False
 
 
 class _HostEvent:
@@ -149,29 +149,18 @@ def _load_adapters_without_pinned_memory() -> None:
     torch.Tensor.pin_memory = lambda self, *_args, **_options: self  # type: ignore[method-assign]
 
 
+@functools.cache
 def register() -> None:
     """Apply all patches, once per process.
 
     Raises:
         RuntimeError: SGLang has changed, or there is a GPU.
     """
-    global _applied  # noqa: PLW0603 - a process is patched or it isn't
-    if _applied:
-        return
     _use_host_events()
     _register_kv_cache_as_host_memory()
     _calm_nixl_progress_thread()
     _allow_deterministic_sampling()
     _load_adapters_without_pinned_memory()
-    _applied = True
-
-
-def register_or_exit() -> None:
-    """Entry point: SGLang logs a plugin's exception and goes on, so a failure ends the process."""
-    try:
-        register()
-    except (ImportError, RuntimeError) as error:
-        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
 
 
 def _call_norms_as_plain_pytorch() -> None:
@@ -191,22 +180,29 @@ def _call_norms_as_plain_pytorch() -> None:
         kind.forward_cpu = kind.forward_native
 
 
+@functools.cache
 def register_diffusion() -> None:
     """Apply the patches that diffusion models need, once per process.
 
     Raises:
         RuntimeError: SGLang has changed.
     """
-    global _diffusion_applied  # noqa: PLW0603 - a process is patched or it isn't
-    if _diffusion_applied:
-        return
     _call_norms_as_plain_pytorch()
-    _diffusion_applied = True
+
+
+def _or_exit(apply: Callable[[], None]) -> None:
+    """SGLang logs a plugin's exception and goes on, so a failure ends the process."""
+    try:
+        apply()
+    except (ImportError, RuntimeError) as error:
+        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
+
+
+def register_or_exit() -> None:
+    """Entry point of the first group."""
+    _or_exit(register)
 
 
 def register_diffusion_or_exit() -> None:
-    """Entry point; see `register_or_exit`."""
-    try:
-        register_diffusion()
-    except (ImportError, RuntimeError) as error:
-        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
+    """Entry point of the second group."""
+    _or_exit(register_diffusion)
