@@ -41,15 +41,6 @@ class SimulatedDiffuserConfig:
     negative_prompts: bool = True
     default_size: int = 64
     size_step: int = 16
-    max_pixels: int = 1 << 22
-    default_steps: int = 4
-    max_steps: int = 100
-    max_outputs: int = 64
-    max_prompt_tokens: int = 77
-    schedulers: tuple[str, ...] = ("simulated", "other")
-    default_frames: int = 9
-    max_frames: int = 81
-    frame_step: int = 4
     load_s: float = 0.0
     step_s: float = 0.0
     """Seconds per denoising step, of any size."""
@@ -85,18 +76,18 @@ class SimulatedDiffuser:
             default_height=config.default_size,
             size_step=config.size_step,
             min_size=config.size_step,
-            max_pixels=config.max_pixels,
-            default_steps=config.default_steps,
-            max_steps=config.max_steps,
+            max_pixels=1 << 22,
+            default_steps=4,
+            max_steps=100,
             default_guidance_scale=1.0,
-            max_outputs=config.max_outputs,
-            max_prompt_tokens=config.max_prompt_tokens,
-            schedulers=config.schedulers,
+            max_outputs=64,
+            max_prompt_tokens=77,
+            schedulers=("simulated", "other"),
             image_to_image=config.image_to_image,
             negative_prompts=config.negative_prompts,
-            default_frames=config.default_frames if videos else 0,
-            max_frames=config.max_frames if videos else 0,
-            frame_step=config.frame_step if videos else 1,
+            default_frames=9 if videos else 0,
+            max_frames=81 if videos else 0,
+            frame_step=4 if videos else 1,
             default_fps=16 if videos else 0,
         )
 

@@ -19,16 +19,16 @@ class UnusableFamilyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The JSON files of a model's folder; a file that isn't there is empty."""
+    """The JSON files of a model's folder; a file that isn't there is empty.
+
+    The methods raise UnusableFamilyError: a file isn't a JSON object, or it lacks a value that has
+    no default.
+    """
 
     directory: Path
 
     def file(self, name: str) -> Mapping[str, Any]:
-        """Read ``name``.
-
-        Raises:
-            UnusableFamilyError: it isn't a JSON object.
-        """
+        """Read ``name``."""
         path = self.directory / name
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -41,11 +41,7 @@ class ModelConfig:
         return content
 
     def integer(self, key: str, *, section: str = "", default: int | None = None) -> int:
-        """Read a whole number, at least 0, from config.json.
-
-        Raises:
-            UnusableFamilyError: there is none, and no default.
-        """
+        """Read a whole number, at least 0, from config.json."""
         value = self._value(key, section, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             name = f"{section}.{key}" if section else key
@@ -55,11 +51,7 @@ class ModelConfig:
         return value
 
     def number(self, key: str, *, section: str = "", default: float | None = None) -> float:
-        """Read a number, at least 0, from config.json.
-
-        Raises:
-            UnusableFamilyError: there is none, and no default.
-        """
+        """Read a number, at least 0, from config.json."""
         value = self._value(key, section, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             name = f"{section}.{key}" if section else key
@@ -73,11 +65,7 @@ class ModelConfig:
         return (content.get(section) or {} if section else content).get(key, default)
 
     def token(self, key: str, default: str | None = None) -> str:
-        """Read a token's text from tokenizer_config.json, as transformers does.
-
-        Raises:
-            UnusableFamilyError: there is none, and no default.
-        """
+        """Read a token's text from tokenizer_config.json, as transformers does."""
         config = self.file("tokenizer_config.json")
         extra = config.get("extra_special_tokens")
         found = config.get(key) or (extra.get(key) if isinstance(extra, dict) else None) or default
@@ -90,11 +78,7 @@ class ModelConfig:
         return found
 
     def require(self, name: str) -> None:
-        """Check that a file is there.
-
-        Raises:
-            UnusableFamilyError: it isn't.
-        """
+        """Check that a file is there."""
         if not (self.directory / name).is_file():
             raise UnusableFamilyError(
                 f"{self.directory} lacks {name}, which says how media are placed in a prompt"

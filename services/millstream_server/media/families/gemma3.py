@@ -23,12 +23,7 @@ class Gemma3(Family):
 
     @classmethod
     def read(cls, config: ModelConfig) -> Self:
-        """Read the model's config files.
-
-        Raises:
-            UnusableFamilyError: a file or a value is missing, or pan-and-scan is on, which makes
-            several pictures of one.
-        """
+        """Read the model's config files; raises UnusableFamilyError."""
         config.require("tokenizer_config.json")
         _refuse_pan_and_scan(config)
         return cls(
@@ -57,6 +52,7 @@ def _whole_image(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _refuse_pan_and_scan(config: ModelConfig) -> None:
+    """It makes several pictures of one."""
     for name in _FILES:
         content = config.file(name)
         sections = [content, content.get("image_processor"), content.get("images_kwargs")]

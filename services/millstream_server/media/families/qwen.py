@@ -38,11 +38,7 @@ class Qwen25Vl(Family):
 
     @classmethod
     def read(cls, config: ModelConfig) -> Self:
-        """Read the model's config files.
-
-        Raises:
-            UnusableFamilyError: a file or a value is missing.
-        """
+        """Read the model's config files; raises UnusableFamilyError."""
         config.require("tokenizer_config.json")
         return cls(
             embedding_width=config.integer("out_hidden_size", section="vision_config"),
@@ -76,11 +72,7 @@ class Qwen3Vl(Family):
 
     @classmethod
     def read(cls, config: ModelConfig) -> Self:
-        """Read the model's config files.
-
-        Raises:
-            UnusableFamilyError: a file or a value is missing.
-        """
+        """Read the model's config files; raises UnusableFamilyError."""
         config.require("tokenizer_config.json")
         levels = config.file("config.json").get("vision_config", {}).get("deepstack_visual_indexes")
         if not isinstance(levels, list):
