@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from millstream_server.diffusion.diffuser import (
     DiffuserInfo,
     Job,
@@ -20,12 +22,11 @@ from millstream_server.diffusion.diffuser import (
 )
 from millstream_server.diffusion.request import Kind
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.diffusers import pixels
 from millstream_server.engines.diffusers.adapter import INDEX, DiffusersConfig
 from millstream_server.engines.diffusers.facts import PromptCounter, read_facts
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
 from millstream_server.media.items import Frames, Modality
-from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
+from millstream_server.runtime.errors import EngineFailedError, InternalError, InvalidRequestError
 
 # A scheduler of second order uses its formula from the second step on.
 _CHECKED_STEPS = 2
@@ -87,15 +88,15 @@ class LoadedPipeline:
             done, every = index + 1, job.preview_every_steps
             shown = None
             if every and done % every == 0:
-                shown = pixels.preview(pipe, tensors["latents"])
+                shown = _preview(pipe, tensors["latents"])
             report(Step(done, pipe.num_timesteps, shown))
             return {}
 
         pipe.scheduler = self._schedulers.fresh(job.scheduler)
         made = pipe(**self._arguments(job), output_type="np", callback_on_step_end=on_step_end)
         if self._facts.kind is Kind.VIDEO:
-            return pixels.to_frames(made.frames[0], Modality.VIDEO)
-        return pixels.to_frames(made.images, Modality.IMAGE)
+            return _to_frames(made.frames[0], Modality.VIDEO)
+        return _to_frames(made.images, Modality.IMAGE)
 
     def _arguments(self, job: Job) -> dict[str, Any]:
         facts = self._facts
@@ -115,7 +116,7 @@ class LoadedPipeline:
         if facts.kind is Kind.VIDEO:
             arguments["num_frames"] = job.frames
         if job.input_image is not None:
-            arguments["image"] = pixels.from_frame(job.input_image)
+            arguments["image"] = _from_frame(job.input_image)
             arguments["strength"] = job.strength
         return arguments
 
@@ -221,3 +222,70 @@ def _with_input_image(diffusers: Any, pipe: Any) -> Any:
         return None
     sibling.set_progress_bar_config(disable=True)
     return sibling
+
+
+# ---- pixels --------------------------------------------------------------------------------------
+
+# Latents are decoded as the pipelines do it at the end. Two layouts are known: [1, channels,
+# height, width] with a scale and a shift (Z-Image, Stable Diffusion), and [1, channels, frames,
+# height, width] with a mean and a deviation for each channel (Wan). Others get no previews.
+_IMAGE_AXES = 4
+_VIDEO_AXES = 5
+
+
+def _to_frames(pixels: Any, modality: Modality) -> Frames:
+    """Round [frames, height, width, 3] of floats from 0 to 1 as diffusers does for PIL.
+
+    Raises:
+        InternalError: some are not numbers.
+    """
+    if not np.isfinite(pixels).all():
+        raise InternalError("The model made values that are not numbers; try another dtype.")
+    rounded = (pixels * 255).round().astype(np.uint8)
+    count, height, width, _ = rounded.shape
+    return Frames(
+        modality=modality,
+        width=width,
+        height=height,
+        data=memoryview(rounded.tobytes()),
+        count=count,
+        total_frames=count,
+        indices=tuple(range(count)),
+    )
+
+
+def _from_frame(frame: Frames) -> Any:
+    """Return one RGB frame as [1, height, width, 3] of float32 from 0 to 1."""
+    pixels = np.frombuffer(frame.data, np.uint8).reshape(1, frame.height, frame.width, 3)
+    return pixels.astype(np.float32) / 255.0
+
+
+def _preview(pipe: Any, latents: Any) -> Frames | None:
+    """Decode the latents of an image, or of a video's first frame; None: unknown layout."""
+    unscale = _LAYOUTS.get((latents.dim(), type(pipe.vae).__name__))
+    if unscale is None:
+        return None
+    torch: Any = importlib.import_module("torch")
+    with torch.no_grad():
+        ready = unscale(pipe.vae.config, latents.to(pipe.vae.dtype))
+        decoded = pipe.vae.decode(ready, return_dict=False)[0]
+    if decoded.dim() == _VIDEO_AXES:
+        decoded = decoded[:, :, 0]
+        return _to_frames(pipe.video_processor.postprocess(decoded, "np"), Modality.IMAGE)
+    return _to_frames(pipe.image_processor.postprocess(decoded, "np"), Modality.IMAGE)
+
+
+def _image(config: Any, latents: Any) -> Any:
+    return latents / config.scaling_factor + (config.shift_factor or 0.0)
+
+
+def _first_frame(config: Any, latents: Any) -> Any:
+    mean = latents.new_tensor(config.latents_mean).view(1, -1, 1, 1, 1)
+    deviation = latents.new_tensor(config.latents_std).view(1, -1, 1, 1, 1)
+    return latents[:, :, :1] * deviation + mean
+
+
+_LAYOUTS: dict[tuple[int, str], Callable[[Any, Any], Any]] = {
+    (_IMAGE_AXES, "AutoencoderKL"): _image,
+    (_VIDEO_AXES, "AutoencoderKLWan"): _first_frame,
+}
