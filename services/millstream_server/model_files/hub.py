@@ -83,14 +83,15 @@ class Hub:
             cause = cause.__cause__
         response = getattr(cause, "response", None)
         status: int | None = getattr(response, "status_code", None)
-        return (
-            self._refused(cause, status)
-            or self._of_server(cause, status)
-            or FailedError(
-                f"can't get {self._uri} from {self._endpoint}: {_first_line(cause)}. Does this "
-                "machine reach it? HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy; without a "
-                "network, mount the files instead (pvc:// or oci:// in the chart)"
-            )
+        if (refused := self._refused(cause, status)) is not None:
+            return refused
+        if status is not None:
+            hint = "; HF_TOKEN has higher limits" if status == _TOO_MANY else ""
+            return FailedError(f"{self._endpoint} replies {status} for {self._uri}{hint}")
+        return FailedError(
+            f"can't get {self._uri} from {self._endpoint}: {_first_line(cause)}. Does this "
+            "machine reach it? HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy; without a "
+            "network, mount the files instead (pvc:// or oci:// in the chart)"
         )
 
     def _refused(self, error: BaseException, status: int | None) -> RefusedError | None:
@@ -118,12 +119,6 @@ class Hub:
         if isinstance(error, errors.HFValidationError):
             return RefusedError(f"{uri}: {_first_line(error)}")
         return None
-
-    def _of_server(self, error: BaseException, status: int | None) -> FailedError | None:
-        if status is None:
-            return None
-        hint = "; HF_TOKEN has higher limits" if status == _TOO_MANY else ""
-        return FailedError(f"{self._endpoint} replies {status} for {self._uri}{hint}")
 
 
 _NOT_ALLOWED = (401, 403)

@@ -185,18 +185,12 @@ def checked(files: Iterable[RemoteFile]) -> list[RemoteFile]:
 
 
 def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name.isprintable() or not _is_encodable(name):
+    # Printable names have no surrogates either, which UTF-8 lacks.
+    if not isinstance(name, str) or not name or not name.isprintable():
         raise RefusedError(f"the file name {name!r} has characters that no name should have")
     if "\\" in name or {"", ".", ".."}.intersection(name.split("/")):
         raise RefusedError(f"the file name {name!r} leads out of the model's directory")
     return name
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _is_reserved(name: str) -> bool:
@@ -243,17 +237,12 @@ def _is_copy(file: RemoteFile, tensors: set[str], folders: set[str], *, is_pipel
     if file.name not in tensors:
         return False
     if path.name.startswith("consolidated"):
-        return any(str(path.with_name(n)) in tensors for n in _names(folder, tensors))
+        others = map(PurePosixPath, tensors)
+        return any(o.parent == path.parent and o.name.startswith("model") for o in others)
     return any(
         variant in path.name and str(path.with_name(path.name.replace(variant, ""))) in tensors
         for variant in _VARIANTS
     )
-
-
-def _names(folder: str, tensors: set[str]) -> list[str]:
-    """List the names of the ordinary weights in a folder."""
-    paths = map(PurePosixPath, tensors)
-    return [p.name for p in paths if str(p.parent) == folder and p.name.startswith("model")]
 
 
 _BLOCK = 2**20

@@ -77,7 +77,9 @@ def read_facts(pipe: Any, defaults: ModelDefaults, version: str) -> Facts:
         max_pixels=defaults.max_pixels or max(_MAX_PIXELS, width * height),
         default_steps=defaults.steps or given["num_inference_steps"],
         max_steps=defaults.max_steps or pipe.scheduler.config.num_train_timesteps,
-        default_guidance_scale=_first(defaults.guidance_scale, given["guidance_scale"]),
+        default_guidance_scale=float(
+            given["guidance_scale"] if defaults.guidance_scale is None else defaults.guidance_scale
+        ),
         max_outputs=_MAX_OUTPUTS,
         max_prompt_tokens=_prompt_limit(pipe, given, defaults),
         schedulers=(),
@@ -108,10 +110,6 @@ def _check(info: DiffuserInfo) -> None:
         )
 
 
-def _first(value: float | None, otherwise: float) -> float:
-    return float(otherwise if value is None else value)
-
-
 def _image_sizes(pipe: Any) -> tuple[int, int | None]:
     step = math.lcm(
         pipe.image_processor.config.vae_scale_factor,
@@ -131,7 +129,7 @@ def _video_sizes(pipe: Any) -> tuple[int, int | None]:
     return step, positions * step if positions else None
 
 
-def _video_facts(pipe: Any, given: dict[str, Any], defaults: ModelDefaults) -> dict[str, int]:
+def _video_facts(pipe: Any, given: dict[str, Any], defaults: ModelDefaults) -> dict[str, Any]:
     frames = defaults.frames or int(given["num_frames"])
     return {
         "default_frames": frames,

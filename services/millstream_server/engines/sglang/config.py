@@ -263,14 +263,19 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": seconds,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": seconds,
         # The address for KV sockets and peers; SGLang would guess an interface.
-        "SGLANG_HOST_IP": _resolve(config.bootstrap_host),
+        "SGLANG_HOST_IP": first_address(config.bootstrap_host, "bootstrap_host"),
     }
 
 
-def _resolve(host: str) -> str:
+def first_address(host: str, setting: str) -> str:
+    """Resolve a host's name, which ``setting`` has.
+
+    Raises:
+        EngineFailedError: it doesn't resolve.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        message = f"bootstrap_host: {host!r} does not resolve to an address."
+        message = f"{setting}: {host!r} does not resolve to an address."
         raise EngineFailedError(message) from error
     return str(found[0][4][0])

@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
-from millstream_server.control.operations import NO_CONTROLS, EngineControls
+from millstream_server.control.operations import NO_CONTROLS
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.operations import make_controls
@@ -62,7 +62,8 @@ class SglangEngine:
         self._probes: dict[int, Run] = {}
         self._kv = KvEventFeed()
         self._weights = WeightsProgress(Path(config.model_path))
-        self._controls = NO_CONTROLS
+        self.controls = NO_CONTROLS
+        """What operators can do with it, from the end of `start` to `close`."""
 
     def follow_kv(self, sink: KvEventSink) -> None:
         self._kv.follow(sink)
@@ -87,18 +88,13 @@ class SglangEngine:
         blocks = KvBlocks(info.block_size, info.total_blocks)
         self._lifetime.started(built, info, blocks, on_failure)
         self._runs.start(built)
-        self._controls = await make_controls(
+        self.controls = await make_controls(
             ControlledEngine(self._config, built, info, self._runs, self._lifetime, self._kv)
         )
         return info
 
     def load_progress(self) -> LoadProgress:
         return self._weights.look()
-
-    @property
-    def controls(self) -> EngineControls:
-        """What operators can do with it, from the end of `start` to `close`."""
-        return self._controls
 
     async def warm_up(self) -> None:
         _, info = self._lifetime.ready()

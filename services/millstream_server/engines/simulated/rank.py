@@ -1,4 +1,4 @@
-"""One data-parallel rank of the simulated engine: its queue, its stages, its steps, its KV cache."""
+"""One data-parallel rank of the simulated engine: its queue, stages, steps and KV cache."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import socket
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.control.engine import Role
-from millstream_server.engines.sglang.config import SglangEngineConfig, data_parallel_ranks
+from millstream_server.engines.sglang.config import (
+    SglangEngineConfig,
+    data_parallel_ranks,
+    first_address,
+)
 from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
@@ -121,12 +124,7 @@ def spread(config: SglangEngineConfig) -> bool:
 
 def _address(host: str) -> str:
     """Return the address to bind for a host's name."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        message = f"leader_address: {host!r} does not resolve to an address."
-        raise EngineFailedError(message) from error
-    address = str(found[0][4][0])
+    address = first_address(host.strip("[]"), "leader_address")
     return f"[{address}]" if ":" in address else address
 
 

@@ -54,7 +54,8 @@ def _bundle(
     if role is Role.DECODE:
         bundle["precomputed_embeddings"] = torch.zeros(sum(item.tokens for item in items), 1)
     else:
-        whole = _joined([_to_torch(item, torch) for item in items], torch)
+        parts = [_to_torch(item, torch) for item in items]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         _check_finite(whole, modality, torch)
         pixels = items[0].content is Content.PIXELS
         bundle[_PIXELS[modality] if pixels else "precomputed_embeddings"] = whole
@@ -80,10 +81,6 @@ def _check_finite(whole: Any, modality: Modality, torch: Any) -> None:
             "media",
             f"a number of the {modality.value} tensors isn't finite; this model can't take it",
         )
-
-
-def _joined(parts: Sequence[Any], torch: Any) -> Any:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _to_torch(item: MediaInput, torch: Any) -> Any:

@@ -21,7 +21,6 @@ from millstream_server.runtime.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.telemetry.trace_context import TraceContext
 
 _KNOB_NAMES = {"seed": "sampling_seed"}
 """Knobs that have another name in SGLang."""
@@ -71,7 +70,8 @@ def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, obje
     if request.ticket is not None:
         arguments.update(_ticket_arguments(request.ticket, role))
     if request.trace.traceparent:
-        arguments["external_trace_header"] = _trace_headers(request.trace)
+        headers = {"traceparent": request.trace.traceparent, "tracestate": request.trace.tracestate}
+        arguments["external_trace_header"] = {name: text for name, text in headers.items() if text}
     return arguments
 
 
@@ -89,11 +89,6 @@ def _ticket_arguments(ticket: Ticket, role: Role) -> dict[str, object]:
     if role is Role.PREFILL:
         arguments["routed_dp_rank"] = rank
     return arguments
-
-
-def _trace_headers(trace: TraceContext) -> dict[str, str]:
-    headers = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
-    return {name: value for name, value in headers.items() if value}
 
 
 def sampling_params(sampling: Sampling, role: Role) -> dict[str, object]:
