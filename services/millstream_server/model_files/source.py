@@ -168,7 +168,8 @@ def checked(files: Iterable[RemoteFile]) -> list[RemoteFile]:
         RefusedError: a name or a size can't be one of a file below the directory, or there are no
             files.
     """
-    found = [file for file in files if not _is_reserved(_checked_name(file.name))]
+    ours = (".millstream-", ".cache/")  # of `state`, and what is kept during a download
+    found = [file for file in files if not _checked_name(file.name).startswith(ours)]
     found.sort(key=lambda file: file.name)
     names = {file.name for file in found}
     for file in found:
@@ -191,11 +192,6 @@ def _checked_name(name: str) -> str:
     if "\\" in name or {"", ".", ".."}.intersection(name.split("/")):
         raise RefusedError(f"the file name {name!r} leads out of the model's directory")
     return name
-
-
-def _is_reserved(name: str) -> bool:
-    """Whether it is one of `state`, or of what is kept during a download."""
-    return name.startswith((".millstream-", ".cache/"))
 
 
 def without_weights(files: Iterable[RemoteFile]) -> list[RemoteFile]:

@@ -196,7 +196,7 @@ class SglangDiffuser:
                     async with asyncio.timeout(_REPORT_TIMEOUT_S):
                         await run.stepped.wait()
         except asyncio.CancelledError:
-            run.on_step = _ignore
+            run.on_step = lambda _step: None
             await _to_the_end(self._stop(run, {result, lost}))
             raise
         else:
@@ -272,10 +272,6 @@ def _only(result: asyncio.Future[Any]) -> Any:
     failure = InternalError.with_id()
     log.error("SGLang gave no result", error=error, count=len(answers), error_id=failure.error_id)
     raise failure from error
-
-
-def _ignore(_step: Step) -> None:
-    """Take a step that nobody waits for."""
 
 
 def _now() -> float:

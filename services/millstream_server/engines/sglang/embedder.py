@@ -52,7 +52,7 @@ class SglangEmbedder:
         self._dimensions = dimensions
         self._progress = RankProgress()
         self._lifetime: SglangLifetime[EmbedderInfo] = SglangLifetime(
-            lambda _: self._end_calls(), self._progress
+            self._end_calls, self._progress
         )
         self._calls: set[asyncio.Task[list[Any]]] = set()
         self._inputs = 0
@@ -134,7 +134,7 @@ class SglangEmbedder:
     def metrics(self) -> Iterable[Metric]:
         return self._lifetime.metrics()
 
-    def _end_calls(self) -> None:
+    def _end_calls(self, _why: str) -> None:
         for call in list(self._calls):
             call.cancel()
 

@@ -133,7 +133,8 @@ class TowerEncoder:
             await asyncio.wait({self._probe})
         prepared = await asyncio.to_thread(self.prepare, _BLANK)
         self._probe = asyncio.wrap_future(self._submit([prepared]))
-        self._probe.add_done_callback(_forget)
+        # Nobody may wait for its result any more.
+        self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
         await asyncio.shield(self._probe)
 
     async def load(self) -> EngineLoad:
@@ -217,12 +218,6 @@ class TowerEncoder:
         elif (error := released.exception()) is not None:
             log.warning("the vision tower could not be released", error=error)
         self._ready = None
-
-
-def _forget(probe: asyncio.Future[list[Tensor]]) -> None:
-    """Read the result of a probe that nobody waits for any more."""
-    if not probe.cancelled():
-        probe.exception()
 
 
 def to_tensor(tensor: Any) -> Tensor:

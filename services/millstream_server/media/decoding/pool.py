@@ -282,7 +282,8 @@ class DecoderPool:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             decoder.kill()  # `running` frees it when the kernel has ended it
-            running.add_done_callback(_take_exception)
+            # Else asyncio reports a failure that nobody waits for.
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 
     async def close(self) -> None:
@@ -338,9 +339,3 @@ class DecoderPool:
 
     def _in_thread(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
-
-
-def _take_exception(task: asyncio.Future[Frames]) -> None:
-    """Keep asyncio from reporting a failure that nobody waits for."""
-    if not task.cancelled():
-        task.exception()

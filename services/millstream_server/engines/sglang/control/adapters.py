@@ -55,7 +55,11 @@ def check_adapter(name: str, path: Path, loaded: Checkpoint, limits: AdapterLimi
     Raises:
         InvalidWeightsError: files are missing or not complete, or don't fit to the model.
     """
-    config = _read_config(path)
+    config = read_json(path / _CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise InvalidWeightsError(
+            f"{path / _CONFIG} isn't a LoRA adapter's: peft_type must be LORA."
+        )
     rank = _check_config(path, config, limits)
     tensors = _read_tensors(path)
     modules: dict[str, set[str]] = {}
@@ -69,14 +73,6 @@ def check_adapter(name: str, path: Path, loaded: Checkpoint, limits: AdapterLimi
         modules.setdefault(module, set()).add(found["side"])
     _check_whole(path, modules)
     return LoraAdapter(name, rank, path)
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    file = path / _CONFIG
-    config = read_json(file)
-    if config.get("peft_type") != "LORA":
-        raise InvalidWeightsError(f"{file} isn't a LoRA adapter's: peft_type must be LORA.")
-    return config
 
 
 def _check_config(path: Path, config: Mapping[str, Any], limits: AdapterLimits) -> int:

@@ -154,17 +154,12 @@ class SglangPause:
             )
         engine.runs.gate.close(Hold.PAUSED)
         if mode is PauseMode.ABORT:
-            await self._end_all()
+            engine.runs.pause_out()
+            if tasks := list(engine.runs.tasks()):
+                await asyncio.wait(tasks)  # until SGLang has released them
             mode = PauseMode.IN_PLACE  # with no request it is only the scheduler that pauses
         message = engine.messages.PauseGenerationReqInput(mode=mode.value)
         await engine.call(engine.manager.pause_generation(message))
-
-    async def _end_all(self) -> None:
-        """End all requests, and wait until SGLang has released them."""
-        runs = self._engine.runs
-        runs.pause_out()
-        if tasks := list(runs.tasks()):
-            await asyncio.wait(tasks)
 
     async def go_on(self) -> None:
         engine = self._engine

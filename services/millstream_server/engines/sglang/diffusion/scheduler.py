@@ -84,6 +84,7 @@ class Channel:
 
 
 _RUNTIME = "sglang.multimodal_gen.runtime"
+_GENERATOR = f"{_RUNTIME}.entrypoints.diffusion_generator"
 _PROCESS_NAME = "sglang-diffusionWorker-"
 _ENDING_POLL_S = 0.2
 _DEATH_TIMEOUT_S = 60.0
@@ -218,8 +219,11 @@ class Scheduler:
 
     def _start_processes(self, channel: Channel) -> None:
         first = self.generator is None
+        module = import_sglang(_GENERATOR, self._config.resolved_device())
         if first:
-            _import_sglang(self._config)
+            if self._config.resolved_device() == "cpu":
+                sglang_cpu.patch_diffusion()
+            logging.getLogger("sglang").setLevel(self._config.log_level.upper())
         launch: Any = importlib.import_module(f"{_RUNTIME}.launch_server")
         server_args: Any = importlib.import_module(f"{_RUNTIME}.server_args.server_args")
         if self._ended.is_set():
@@ -231,7 +235,10 @@ class Scheduler:
             replaced(server_args, "configure_logger", keep_our_logging),
         ):
             if first:
-                self.generator = _make_generator(self._config)
+                registry: Any = importlib.import_module("sglang.multimodal_gen.registry")
+                knows = registry.has_registered_diffusion_model_path
+                arguments = generator_arguments(self._config, knows)
+                self.generator = module.DiffGenerator.from_pretrained(**arguments)
             else:
                 self.generator.local_scheduler_process = launch.launch_server(
                     self.generator.server_args, launch_http_server=False
@@ -275,21 +282,6 @@ class Scheduler:
         if self.generator is not None:
             await asyncio.to_thread(self.generator.shutdown)
         self._executor.shutdown(wait=False)
-
-
-def _import_sglang(config: SglangDiffuserConfig) -> None:
-    device = config.resolved_device()
-    import_sglang(f"{_RUNTIME}.entrypoints.diffusion_generator", device)
-    if device == "cpu":
-        sglang_cpu.patch_diffusion()
-    logging.getLogger("sglang").setLevel(config.log_level.upper())
-
-
-def _make_generator(config: SglangDiffuserConfig) -> Any:
-    registry: Any = importlib.import_module("sglang.multimodal_gen.registry")
-    arguments = generator_arguments(config, registry.has_registered_diffusion_model_path)
-    module: Any = importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
-    return module.DiffGenerator.from_pretrained(**arguments)
 
 
 def _processes() -> list[multiprocessing.process.BaseProcess]:

@@ -90,7 +90,11 @@ class BatchReader:
                 continue
             rest.append(self._taken)
             try:
-                _hand_over(taker, state, batch, i)
+                token_ids = tuple(batch.output_ids[i])
+                logprobs: tuple[TokenLogprob, ...] = ()
+                if state.obj.return_logprob:
+                    logprobs = read_logprobs(batch, i, top=state.obj.top_logprobs_num > 0)
+                taker.take(token_ids, logprobs[: len(token_ids)])
             except Exception as error:  # noqa: BLE001 - it would end the loop, so all requests
                 taker.give_up(error)
             self._times.note(state, batch, i)
@@ -109,15 +113,6 @@ def _more_than_tokens(batch: Any, i: int, state: Any) -> bool:
         # What came before is still to be handed out by SGLang's task.
         or state.out_list
     )
-
-
-def _hand_over(taker: Taker, state: Any, batch: Any, i: int) -> None:
-    token_ids = tuple(batch.output_ids[i])
-    if state.obj.return_logprob:
-        logprobs = read_logprobs(batch, i, top=state.obj.top_logprobs_num > 0)
-        taker.take(token_ids, logprobs[: len(token_ids)])
-    else:
-        taker.take(token_ids, ())
 
 
 class _Times:

@@ -6,9 +6,9 @@ The task gets the end, and what `requests.batches` leaves; other tokens come fro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from millstream_server.control.engine import Role
@@ -78,7 +78,7 @@ class Gate:
         if not self._holds:
             self._open.set()
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def closed(self, hold: Hold) -> AsyncIterator[None]:
         """Let requests wait during the ``with`` block."""
         self.close(hold)
@@ -188,7 +188,9 @@ class Runs:
             if run.aborted:
                 run.end(cancelled(run.request))
             elif not run.over:
-                await self._generate(run)
+                run.preparing = True
+                async with self.blocks.room(run.request) if self.blocks else nullcontext():
+                    await self._stream(run)
         except asyncio.CancelledError:
             # By `abort`, before SGLang's scheduler knew the request, or after the engine's end.
             run.end(cancelled(run.request, emitted=self._reported(run)))
@@ -200,20 +202,11 @@ class Runs:
         finally:
             del self._runs[run.request.engine_id]
 
-    async def _generate(self, run: Run) -> None:
-        if self.blocks is None:
-            await self._stream(run)
-            return
-        run.preparing = True
-        async with self.blocks.room(run.request):
-            run.preparing = False
-            await self._stream(run)
-
     async def _stream(self, run: Run) -> None:
         await self._prepare(run)
         assert self._built is not None  # noqa: S101 - `start` comes first
         stream = await self._built.engine.async_generate(**run.arguments)
-        async with contextlib.aclosing(stream):
+        async with aclosing(stream):
             async for raw in stream:
                 chunk = read_chunk(raw)
                 run.take(chunk.token_ids, chunk.logprobs)
@@ -223,7 +216,6 @@ class Runs:
         run.end(InternalError("The engine ended the request without a reason."))
 
     async def _prepare(self, run: Run) -> None:
-        run.preparing = True
         if media := run.request.prompt.media:  # in a thread: it reads every number
             found = await asyncio.to_thread(media_arguments, media, self._role)
             run.arguments.update(found)

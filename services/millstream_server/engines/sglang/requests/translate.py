@@ -211,22 +211,20 @@ def conclude(
     if isinstance(matched, str):
         # Without stop strings this is SGLang's "NaN happened": the logits were NaN.
         return InternalError("The engine computed an invalid token.")
+    finish = replace(
+        cancelled(request, emitted=emitted),
+        cached_tokens=chunk.cached_tokens,
+        weight_version=chunk.weight_version,
+    )
     if kind in {"stop", "length"}:
-        return Finish(
+        return replace(
+            finish,
             reason=FinishReason.STOP if kind == "stop" else FinishReason.LENGTH,
-            prompt_tokens=len(request.token_ids),
-            completion_tokens=emitted,
-            cached_tokens=chunk.cached_tokens,
-            media_tokens=request.prompt.media_tokens,
             matched_token_id=matched if isinstance(matched, int) else None,
             prompt_logprobs=_with_placeholders(chunk.prompt_logprobs, request),
-            weight_version=chunk.weight_version,
         )
     if aborted or (kind == "abort" and reason.get("status_code") is None):
-        return replace(
-            cancelled(request, emitted=emitted, cached_tokens=chunk.cached_tokens),
-            weight_version=chunk.weight_version,
-        )
+        return finish
     if kind == "abort":
         return translate_failure(str(reason.get("message")), int(reason["status_code"]))
     return InternalError("The engine ended the request for a reason the worker does not know.")
@@ -248,13 +246,13 @@ def _with_placeholders(
     return tuple(named)
 
 
-def cancelled(request: GenerationRequest, *, emitted: int = 0, cached_tokens: int = 0) -> Finish:
+def cancelled(request: GenerationRequest, *, emitted: int = 0) -> Finish:
     """Report an abort."""
     return Finish(
         reason=FinishReason.CANCELLED,
         prompt_tokens=len(request.token_ids),
         completion_tokens=emitted,
-        cached_tokens=cached_tokens,
+        cached_tokens=0,
         media_tokens=request.prompt.media_tokens,
     )
 
