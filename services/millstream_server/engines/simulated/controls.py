@@ -26,6 +26,7 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
@@ -143,7 +144,7 @@ class SimulatedControls:
                 "use IN_PLACE or ABORT",
             )
         for rank in self._ranks:
-            rank.gate.set(paused=True)
+            rank.gate.close(Hold.PAUSED)
             if mode is PauseMode.RETRACT:
                 rank.retract()
             elif mode is PauseMode.ABORT:

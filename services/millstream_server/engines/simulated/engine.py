@@ -25,6 +25,7 @@ from collections.abc import Callable
 from functools import partial
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, LoadStage, Role
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.controls import SimulatedControls
@@ -151,11 +152,11 @@ class SimulatedEngine:
     def wedge(self, dp_rank: int | None = None) -> None:
         """Simulate a hang: requests are accepted and aborted, without output or failures."""
         for rank in self._ranks if dp_rank is None else [self._ranks[dp_rank]]:
-            rank.gate.set(wedged=True)
+            rank.gate.close(Hold.HANGS)
 
     def unwedge(self) -> None:
         for rank in self._ranks:
-            rank.gate.set(wedged=False)
+            rank.gate.release(Hold.HANGS)
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Queue a request. While it runs it holds blocks for its longest possible length."""

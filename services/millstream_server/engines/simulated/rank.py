@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from millstream_server.control.engine import RankLoad, Role
+from millstream_server.engines.gate import Gate, Hold
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.job import Job, logprob
@@ -22,28 +23,6 @@ BLOCK_TOKENS = 4
 
 Recorder = Callable[[float, float, int], None]
 """Receives each step: when it began (clock of `time.perf_counter`), seconds, requests."""
-
-
-class Gate:
-    """Stops a rank: a hang (a test's), or a pause (an operator's)."""
-
-    def __init__(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
-        self._wedged = False
-        self.paused = False
-
-    def set(self, *, wedged: bool | None = None, paused: bool | None = None) -> None:
-        """Begin or end a hang or a pause; None: that stays as it is."""
-        self._wedged = self._wedged if wedged is None else wedged
-        self.paused = self.paused if paused is None else paused
-        if self._wedged or self.paused:
-            self._open.clear()
-        else:
-            self._open.set()
-
-    async def wait(self) -> None:
-        await self._open.wait()
 
 
 class StepLoop:
@@ -98,7 +77,7 @@ class StepLoop:
                 self._work.clear()
                 await self._work.wait()
                 due = loop.time()
-            await self._gate.wait()
+            await self._gate.passed()
             if self._new:
                 self._begin()
             self.count += 1
@@ -224,7 +203,7 @@ class Rank:
             self._waiting.appendleft(job)
 
     def go_on(self) -> None:
-        self.gate.set(paused=False)
+        self.gate.release(Hold.PAUSED)
         self._admit()
 
     def load(self) -> RankLoad:
@@ -246,7 +225,7 @@ class Rank:
     def _admit(self) -> None:
         """Move requests from the queue into prefill or transfer, first come first served."""
         config = self._config
-        while self._waiting and not self.gate.paused:
+        while self._waiting and not self.gate.holds(Hold.PAUSED):
             job = self._waiting[0]
             if len(self._jobs) - len(self._waiting) >= config.max_running_per_rank:
                 return
@@ -272,7 +251,7 @@ class Rank:
                 job.step += await self._received(request.ticket, job)
             elif config.prefill_s_per_token:
                 await asyncio.sleep(config.prefill_s_per_token * uncached_tokens)
-            await self.gate.wait()
+            await self.gate.passed()
             if config.role is Role.PREFILL:
                 await self._hand_over(job)
                 return

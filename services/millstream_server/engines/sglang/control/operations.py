@@ -17,11 +17,11 @@ from millstream_server.control.operations import (
     PauseMode,
     ProfileActivity,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.sglang.control.adapters import SglangAdapters
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.weights import SglangWeights
-from millstream_server.engines.sglang.requests.runs import Hold
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,

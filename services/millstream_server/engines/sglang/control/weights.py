@@ -14,6 +14,7 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.sglang.control import sources
 from millstream_server.engines.sglang.control.checkpoint import (
     Checkpoint,
@@ -23,7 +24,6 @@ from millstream_server.engines.sglang.control.checkpoint import (
 )
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.sources import UpdateFailedError
-from millstream_server.engines.sglang.requests.runs import Hold
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 

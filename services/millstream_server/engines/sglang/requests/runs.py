@@ -6,12 +6,12 @@ The task gets the end, and what `requests.batches` leaves; other tokens come fro
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.gate import Gate, Hold
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.loads import RankProgress
@@ -34,59 +34,6 @@ from millstream_server.runtime.errors import (
     WorkerPausedError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-
-
-class Hold(enum.Enum):
-    """Why requests wait."""
-
-    PAUSED = "paused"
-    RELEASED = "memory released"
-    UPDATING = "updating weights"
-
-
-class Gate:
-    """Open unless something holds it; requests and probes wait in front of it.
-
-    SGLang has no such thing for all operations: it would run a request with memory that is
-    released, and one that waits in its own pause can't be aborted.
-    """
-
-    def __init__(self) -> None:
-        self._holds: set[Hold] = set()
-        self._open = asyncio.Event()
-        self._open.set()
-
-    @property
-    def is_open(self) -> bool:
-        return not self._holds
-
-    def holds(self, hold: Hold) -> bool:
-        """Return whether ``hold`` is one of the reasons why requests wait."""
-        return hold in self._holds
-
-    async def passed(self) -> None:
-        while self._holds:
-            await self._open.wait()
-
-    def close(self, hold: Hold) -> None:
-        """Let requests wait; a second time has no effect."""
-        self._holds.add(hold)
-        self._open.clear()
-
-    def release(self, hold: Hold) -> None:
-        self._holds.discard(hold)
-        if not self._holds:
-            self._open.set()
-
-    @asynccontextmanager
-    async def closed(self, hold: Hold) -> AsyncIterator[None]:
-        """Let requests wait during the ``with`` block."""
-        self.close(hold)
-        try:
-            yield
-        finally:
-            self.release(hold)
-
 
 log = get_log(__name__)
 
@@ -146,6 +93,8 @@ class Runs:
     def __init__(self, role: Role, progress: RankProgress) -> None:
         """Start without any; `start` before the first `launch`."""
         self.gate = Gate()
+        """SGLang has none for all operations: it would run a request with memory that is released,
+        and one that waits in its own pause can't be aborted."""
         self.adapters: set[str] = set()
         """Names of adapters that requests may use: SGLang loads one that was unloaded again."""
         self.blocks: BlockBudget | None = None
