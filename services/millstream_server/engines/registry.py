@@ -25,6 +25,7 @@ AUTO = "auto"
 
 ADAPTERS = (sglang.ADAPTER, transformers.ADAPTER, diffusers.ADAPTER, simulated.ADAPTER)
 """In the order in which `--engine auto` asks them."""
+_BY_NAME = {each.name: each for each in ADAPTERS}
 
 
 class Engines(Generic[EngineT]):
@@ -64,8 +65,7 @@ class Engines(Generic[EngineT]):
     def offer(self, name: str) -> Offer[EngineT]:
         """Return what an engine offers."""
         if (found := self._offers.get(name)) is None:
-            known = any(adapter.name == name for adapter in ADAPTERS)
-            why = f"it doesn't {self._able}" if known else "there is no such engine"
+            why = f"it doesn't {self._able}" if name in _BY_NAME else "there is no such engine"
             raise SettingsError(
                 f"--engine {name}: {why}; engines that {self._able}: {', '.join(self.names)}"
             )
@@ -134,13 +134,11 @@ def adapter(name: str) -> Adapter:
     Raises:
         SettingsError: there is no such engine.
     """
-    for each in ADAPTERS:
-        if each.name == name:
-            return each
-    raise SettingsError(
-        f"--engine {name}: there is no such engine; there are "
-        f"{', '.join(each.name for each in ADAPTERS)}"
-    )
+    if name not in _BY_NAME:
+        raise SettingsError(
+            f"--engine {name}: there is no such engine; there are {', '.join(_BY_NAME)}"
+        )
+    return _BY_NAME[name]
 
 
 def encoder_for(model_path: Path | None) -> str:

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class Hub:
         if (refused := self._refused(cause, status)) is not None:
             return refused
         if status is not None:
-            hint = "; HF_TOKEN has higher limits" if status == _TOO_MANY else ""
+            hint = "; HF_TOKEN has higher limits" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
             return FailedError(f"{self._endpoint} replies {status} for {self._uri}{hint}")
         return FailedError(
             f"can't get {self._uri} from {self._endpoint}: {_first_line(cause)}. Does this "
@@ -106,12 +107,12 @@ class Hub:
             )
         if isinstance(error, errors.RevisionNotFoundError):
             return RefusedError(f"{uri.repo} has no revision {uri.revision!r}: see {page}/commits")
-        if isinstance(error, errors.RepositoryNotFoundError) or status == _NOT_FOUND:
+        if isinstance(error, errors.RepositoryNotFoundError) or status == HTTPStatus.NOT_FOUND:
             return RefusedError(
                 f"there is no model {uri.repo} at {self._endpoint} ({status}), or it is private "
                 f"and the token in {token} may not read it"
             )
-        if status in _NOT_ALLOWED:
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return RefusedError(
                 f"{self._endpoint} refuses {uri} ({status}): is the token in {token} valid, and "
                 "may it read this model?"
@@ -119,11 +120,6 @@ class Hub:
         if isinstance(error, errors.HFValidationError):
             return RefusedError(f"{uri}: {_first_line(error)}")
         return None
-
-
-_NOT_ALLOWED = (401, 403)
-_NOT_FOUND = 404
-_TOO_MANY = 429
 
 
 def _remote_file(found: Any) -> RemoteFile:

@@ -69,6 +69,8 @@ class EngineThread:
 
     Building takes seconds to minutes, so it must not run on the event loop. And SGLang's processes
     get SIGKILL when their parent *thread* ends (PR_SET_PDEATHSIG), so a pool's thread doesn't work.
+
+    `build` and `follow` raise EngineFailedError: it failed, and no process is left running.
     """
 
     def __init__(self) -> None:
@@ -78,19 +80,11 @@ class EngineThread:
         self._engine: Any = None
 
     async def build(self, config: SglangEngineConfig) -> BuiltEngine:
-        """Import SGLang, start its processes and load the model.
-
-        Raises:
-            EngineFailedError: one of these failed; no process is left running.
-        """
+        """Import SGLang, start its processes and load the model."""
         return await self._run(config, _describe)
 
     async def follow(self, config: SglangEngineConfig) -> list[int]:
-        """Do the same for a rank above 0; return its processes' ids.
-
-        Raises:
-            EngineFailedError: it failed; no process is left running.
-        """
+        """Do the same for a rank above 0; return its processes' ids."""
         return await self._run(config, lambda engine: list(engine.get_all_child_pids()))
 
     async def _run(self, config: SglangEngineConfig, read: Callable[[Any], T]) -> T:

@@ -95,7 +95,8 @@ class SglangLifetime(Generic[InfoT]):
     """Starts SGLang, notices its death, says how busy it is, and stops it.
 
     Order of calls: `start`, `started`, the others, `close`. `close` may be called twice and after a
-    failed start.
+    failed start. `start`, `started` and `ready` raise EngineFailedError: SGLang couldn't be loaded,
+    has not started, or has ended.
     """
 
     def __init__(self, fail_all: Callable[[str], None], progress: RankProgress) -> None:
@@ -116,11 +117,7 @@ class SglangLifetime(Generic[InfoT]):
         self._closed = False
 
     async def start(self, config: SglangEngineConfig) -> BuiltEngine:
-        """Load the model in a thread of its own.
-
-        Raises:
-            EngineFailedError: it couldn't be loaded.
-        """
+        """Load the model in a thread of its own."""
         self._watch.catch_sigquit()
         built = await self._thread.build(config)
         self._receive_responses(built.engine.tokenizer_manager)
@@ -135,22 +132,14 @@ class SglangLifetime(Generic[InfoT]):
         blocks: KvBlocks,
         on_failure: Callable[[ServingError], None],
     ) -> None:
-        """Report a later death to ``on_failure``, once.
-
-        Raises:
-            EngineFailedError: it has died already.
-        """
+        """Report a later death to ``on_failure``, once."""
         if self.failure:
             raise EngineFailedError(self.failure)
         self._running, self._blocks = (built, info), blocks
         self._on_failure = on_failure
 
     def ready(self) -> tuple[BuiltEngine, InfoT]:
-        """Return the running engine, and what its worker tells its callers.
-
-        Raises:
-            EngineFailedError: it has not started, or runs no more.
-        """
+        """Return the running engine, and what its worker tells its callers."""
         if self.failure:
             raise EngineFailedError(self.failure)
         if self._running is None:

@@ -34,6 +34,8 @@ from millstream_server.runtime.threads import DaemonThreads
 log = get_log(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
+_MAX_RUNNING = 32
+"""Items at once, encoding or waiting, with which the worker is fully used."""
 _SETTINGS = (
     "config.json",
     "preprocessor_config.json",
@@ -99,7 +101,7 @@ class TowerEncoder:
         info = EncoderInfo(
             engine=facts.engine,
             engine_version=facts.version,
-            max_running_requests=self._config.max_running_items,
+            max_running_requests=_MAX_RUNNING,
             modalities=family.modalities,
             content=self._tower.content,
             settings_digest=digest,

@@ -40,8 +40,6 @@ class TowerConfig(EncoderSettings):
     """Settings of an encoder: a model's."""
 
     model_path: Path
-    max_running_items: int = 32
-    """Items at once, encoding or waiting, with which the worker is fully used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,11 @@ class Decoder:
         if outcome is DecodingOutcome.OUT_OF_MEMORY:
             # What is left of a failed decode may take memory from the next one.
             self._reap()
-            return InvalidRequestError.of("data", too_large(self._limits))
+            return InvalidRequestError.of(
+                "data",
+                f"needs more memory to be decoded than the {self._limits.decode_memory_bytes} "
+                "bytes allowed: send a smaller one",
+            )
         failure = InternalError.with_id()
         log.error("decoder failed", error_id=failure.error_id, text=text)
         return failure
@@ -194,14 +198,6 @@ def too_slow(limits: MediaLimits) -> str:
     """Say that decoding took too long."""
     return (
         f"took longer than {limits.decode_timeout_s:g} s to be decoded, which is the most allowed: "
-        "send a smaller one"
-    )
-
-
-def too_large(limits: MediaLimits) -> str:
-    """Say that decoding takes too much memory."""
-    return (
-        f"needs more memory to be decoded than the {limits.decode_memory_bytes} bytes allowed: "
         "send a smaller one"
     )
 

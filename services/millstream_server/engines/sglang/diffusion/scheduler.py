@@ -97,6 +97,9 @@ class Scheduler:
 
     One thread starts them and lives as long as they do: they get SIGKILL when their parent thread
     ends (PR_SET_PDEATHSIG). So they also end with the worker, however it ends.
+
+    `start`, `supervise` and `usable` raise EngineFailedError: the processes couldn't be started, so
+    that none is left, or ended too often, or it was closed.
     """
 
     def __init__(
@@ -124,11 +127,7 @@ class Scheduler:
         """The `DiffGenerator`, once started."""
 
     async def start(self) -> None:
-        """Start the processes and load the model.
-
-        Raises:
-            EngineFailedError: it failed; no process is left running.
-        """
+        """Start the processes and load the model."""
         loop = asyncio.get_running_loop()
         await self.kill()
         self._launch = loop.run_in_executor(self._executor, self._start_here, loop)
@@ -145,22 +144,14 @@ class Scheduler:
         asyncio.get_running_loop().add_reader(descriptor, self._lost, pid)
 
     def supervise(self, on_failure: Callable[[EngineFailedError], Awaitable[None]]) -> None:
-        """Let jobs come, and start the processes again when one ends, but not too often.
-
-        Raises:
-            EngineFailedError: one has ended already, or it was closed.
-        """
+        """Let jobs come, and start the processes again when one ends, but not too often."""
         if self.fault is not None:
             raise self.fault
         self._on_failure = on_failure
         self._usable.set()
 
     async def usable(self) -> None:
-        """Wait until the processes are there.
-
-        Raises:
-            EngineFailedError: they ended too often, or it was closed.
-        """
+        """Wait until the processes are there."""
         await self._usable.wait()
         if self.fault is not None:
             raise self.fault

@@ -5,6 +5,8 @@ ZeroMQ and msgspec, which come with SGLang, are imported only when there are eve
 This process binds the sockets of events and the schedulers connect: so it misses nothing while it
 starts, and schedulers on other machines reach it without a list of their addresses. The sockets of
 the replay are SGLang's, so only schedulers on this machine have one.
+
+What finds an address or binds it raises EngineFailedError: it can't.
 """
 
 from __future__ import annotations
@@ -88,11 +90,7 @@ def publishes(config: SglangEngineConfig) -> bool:
 
 
 def endpoints(config: SglangEngineConfig, directory: Path) -> KvEndpoints | None:
-    """Choose the addresses; ``directory`` is this process's own. None: there are no events.
-
-    Raises:
-        EngineFailedError: `leader_address` doesn't resolve.
-    """
+    """Choose the addresses; ``directory`` is this process's own. None: there are no events."""
     if not publishes(config):
         return None
     ranks = data_parallel_ranks(config.extra)
@@ -205,11 +203,7 @@ class KvEventFeed:
 
 
 def with_publisher(config: SglangEngineConfig) -> SglangEngineConfig:
-    """Make a follower's schedulers send their events to the leader, if they have ranks' own.
-
-    Raises:
-        EngineFailedError: `leader_address` doesn't resolve.
-    """
+    """Make a follower's schedulers send their events to the leader, if they have ranks' own."""
     if not (spread(config) and config.kv_events_port):
         return config
     there = endpoints(config, Path())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
 from millstream_server.control.engine import Role
@@ -31,9 +32,6 @@ _TOP_K_ALL = 1 << 30
 # SGLang divides logits by it, then by the temperature, which is 1e-6 or more. A quotient that isn't
 # finite ends its scheduler. A little below 1e-6, which is no float32.
 _LEAST_REPETITION_PENALTY = 2.0**-20
-
-_BAD_REQUEST = 400
-_SERVICE_UNAVAILABLE = 503
 
 # Words in SGLang's error texts, lower case. They only select the class of failure; the client gets
 # our own message.
@@ -260,7 +258,7 @@ def cancelled(request: GenerationRequest, *, emitted: int = 0) -> Finish:
 def translate_failure(text: str, status_code: int) -> ServingError:
     """Turn SGLang's error text and HTTP status into our failure; the text is not passed on."""
     words = text.lower()
-    if status_code == _BAD_REQUEST:
+    if status_code == HTTPStatus.BAD_REQUEST:
         return _translate_refusal(words)
     if words.startswith(_GRAMMAR_STUCK):
         # The grammar's source follows. SGLang draws any token when all are forbidden.
@@ -270,7 +268,7 @@ def translate_failure(text: str, status_code: int) -> ServingError:
         )
     if any(word in words for word in _TRANSFER_WORDS):
         return KvTransferError("The KV cache could not be handed over from prefill to decode.")
-    if status_code == _SERVICE_UNAVAILABLE:
+    if status_code == HTTPStatus.SERVICE_UNAVAILABLE:
         if any(word in words for word in _QUEUE_WORDS):
             return OverloadedError("The engine's queue is full.")
         return UnavailableError("The engine could not run the request in time.")
@@ -295,5 +293,5 @@ def translate_exception(error: Exception) -> ServingError:
     if isinstance(status_code, int):  # fastapi.HTTPException, without importing it
         return translate_failure(str(getattr(error, "detail", "")), status_code)
     if isinstance(error, ValueError) and "duplicate request id" not in str(error).lower():
-        return translate_failure(str(error), _BAD_REQUEST)
+        return translate_failure(str(error), HTTPStatus.BAD_REQUEST)
     return InternalError("The engine could not take the request.")
