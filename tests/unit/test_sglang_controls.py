@@ -12,10 +12,11 @@ import pytest
 from millstream_server.control.engine import Role
 from millstream_server.control.operations import PauseMode
 from millstream_server.engines.adapter import TextEngineSettings
+from millstream_server.engines.gate import Gate, Hold
 from millstream_server.engines.sglang.adapter import ADAPTER, SglangSettings, check_lora
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.operations import SglangPause, measure
-from millstream_server.engines.sglang.requests.runs import Gate, Hold, Run
+from millstream_server.engines.sglang.requests.runs import Run
 from millstream_server.engines.sglang.requests.translate import cancelled
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt

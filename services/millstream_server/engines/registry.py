@@ -25,6 +25,7 @@ AUTO = "auto"
 
 ADAPTERS = (sglang.ADAPTER, transformers.ADAPTER, diffusers.ADAPTER, simulated.ADAPTER)
 """In the order in which `--engine auto` asks them."""
+_BY_NAME = {each.name: each for each in ADAPTERS}
 
 
 class Engines(Generic[EngineT]):
@@ -32,6 +33,9 @@ class Engines(Generic[EngineT]):
 
     A service's settings (a `worker.host_settings.ModelSettings`) have `engine`, the name; `common`,
     what several engines read (`engines.adapter`); and `own`, a group of `own_settings`.
+
+    The methods raise SettingsError: there is no such engine, it doesn't have the ability or takes
+    no such arguments, or settings contradict each other.
     """
 
     def __init__(self, able: str, offer: Callable[[Adapter], Offer[EngineT] | None]) -> None:
@@ -56,49 +60,31 @@ class Engines(Generic[EngineT]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The values of `--engine`."""
         return tuple(self._offers)
 
     def offer(self, name: str) -> Offer[EngineT]:
-        """Return what an engine offers.
-
-        Raises:
-            SettingsError: there is no such engine, or it doesn't have the ability.
-        """
+        """Return what an engine offers."""
         if (found := self._offers.get(name)) is None:
-            known = any(adapter.name == name for adapter in ADAPTERS)
-            why = f"it doesn't {self._able}" if known else "there is no such engine"
+            why = f"it doesn't {self._able}" if name in _BY_NAME else "there is no such engine"
             raise SettingsError(
                 f"--engine {name}: {why}; engines that {self._able}: {', '.join(self.names)}"
             )
         return found
 
     def checked(self, settings: SettingsT) -> SettingsT:
-        """Return a service's settings with the engine's own arguments read.
-
-        Raises:
-            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
-        """
+        """Return a service's settings with the engine's own arguments read."""
         given: Any = settings
         offer, own = self._chosen(given)
         common = offer.checked(given.engine, own, given.common)
         return cast("SettingsT", dataclasses.replace(given, common=common))
 
     def make(self, settings: Any, role: Role, **further: Any) -> EngineT:
-        """Make a service's engine; nothing is loaded yet. ``further``: more of `EngineContext`.
-
-        Raises:
-            SettingsError: the settings contradict each other.
-        """
+        """Make a service's engine; nothing is loaded yet. ``further``: more of `EngineContext`."""
         offer, own = self._chosen(settings)
         return offer.make(own, _context(settings, role, further))
 
     def follower(self, settings: Any, role: Role, **further: Any) -> Follower | None:
-        """Make what runs a part of a model that another process serves; None: this one serves it.
-
-        Raises:
-            SettingsError: the settings contradict each other.
-        """
+        """Make what runs a part of a model that another process serves; None: this one does."""
         offer, own = self._chosen(settings)
         if offer.follow is None or not settings.common.topology.follows:
             return None
@@ -148,13 +134,11 @@ def adapter(name: str) -> Adapter:
     Raises:
         SettingsError: there is no such engine.
     """
-    for each in ADAPTERS:
-        if each.name == name:
-            return each
-    raise SettingsError(
-        f"--engine {name}: there is no such engine; there are "
-        f"{', '.join(each.name for each in ADAPTERS)}"
-    )
+    if name not in _BY_NAME:
+        raise SettingsError(
+            f"--engine {name}: there is no such engine; there are {', '.join(_BY_NAME)}"
+        )
+    return _BY_NAME[name]
 
 
 def encoder_for(model_path: Path | None) -> str:

@@ -59,7 +59,6 @@ class KvEventSink(Protocol):
         If the source has missed changes, it sends `CacheCleared` and then what it knows to be
         cached. A block that is cached and not told costs speed only.
         """
-        ...
 
 
 @runtime_checkable
@@ -71,7 +70,6 @@ class KvEventSource(Protocol):
 
     def follow_kv(self, sink: KvEventSink) -> None:
         """Send events to ``sink`` from the start on. Called once, before `Engine.start`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

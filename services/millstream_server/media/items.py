@@ -98,7 +98,6 @@ class MediaInput:
 
     @property
     def tokens(self) -> int:
-        """Placeholder tokens that it takes."""
         return sum(span.length for span in self.spans)
 
 

@@ -96,11 +96,11 @@ def check_media(data: bytes | memoryview, modality: Modality, field: str = "data
     if isinstance(found, str):
         raise InvalidRequestError.of(field, f"is {found}; {accepted}")
     if found.modality is not modality:
-        sentence = (
+        raise InvalidRequestError.of(
+            field,
             f"is {_with_article(found.value)}, which is {_with_article(found.modality.value)}; "
-            f"{_with_article(modality.value)} was expected: {accepted}"
+            f"{_with_article(modality.value)} was expected: {accepted}",
         )
-        raise InvalidRequestError.of(field, sentence)
     return found
 
 

@@ -19,7 +19,6 @@ class ElementType(enum.Enum):
 
     @property
     def bytes(self) -> int:
-        """Size of an element."""
         return 4 if self is ElementType.FLOAT32 else 2
 
 
@@ -32,7 +31,6 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
         return math.prod(self.shape) * self.element_type.bytes
 
     def problem(self) -> str | None:

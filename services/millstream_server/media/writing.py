@@ -72,15 +72,16 @@ def mp4(frames: Frames, fps: int, title: str, comment: str) -> bytes:
         ValueError: width or height is odd, which 4:2:0 can't be.
     """
     if frames.width % 2 or frames.height % 2:
-        message = f"a video of {frames.width} x {frames.height}: both must be even"
-        raise ValueError(message)
+        raise ValueError(f"a video of {frames.width} x {frames.height}: both must be even")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
         output.metadata["title"] = title
         output.metadata["comment"] = comment
         stream = _video_stream(output, frames, fps)
         for index in range(frames.count):
-            output.mux(stream.encode(_video_frame(frames, index)))
+            frame = av.VideoFrame.from_image(_image(frames, index))
+            target = {"dst_colorspace": "ITU709", "dst_color_range": "MPEG"}
+            output.mux(stream.encode(frame.reformat(format="yuv420p", **target)))
         output.mux(stream.encode())
     return buffer.getvalue()
 
@@ -94,11 +95,6 @@ def _video_stream(output: Any, frames: Frames, fps: int) -> Any:
     context.color_primaries = context.color_trc = context.colorspace = _BT709
     context.color_range = _LIMITED_RANGE
     return stream
-
-
-def _video_frame(frames: Frames, index: int) -> Any:
-    frame = av.VideoFrame.from_image(_image(frames, index))
-    return frame.reformat(format="yuv420p", dst_colorspace="ITU709", dst_color_range="MPEG")
 
 
 def _saved(frames: Frames, name: str, **options: Any) -> bytes:

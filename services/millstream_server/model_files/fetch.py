@@ -57,12 +57,10 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> Self:
-        """Begin to log."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
         self._stop.set()
         self._thread.join()
 
@@ -85,13 +83,11 @@ class Progress:
             self._complete.discard(name)
 
     def done(self, name: str, size: int) -> None:
-        """Count a file as complete."""
         with self._lock:
             self._complete.add(name)
             self._bytes[name] = size
 
     def line(self) -> None:
-        """Log how far it is."""
         with self._lock:
             now, done = self._clock(), sum(self._bytes.values())
             then, before = self._seen[0]

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ class Hub:
         self._endpoint: str = importlib.import_module("huggingface_hub.constants").ENDPOINT
 
     def listing(self, revision: str | None) -> Listing:
-        """List the repository's files."""
         api = self._hub.HfApi()
         try:
             info = api.model_info(
@@ -79,20 +79,20 @@ class Hub:
             raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> FetchError:
-        """Turn the library's error into a sentence for people who don't know the library."""
         cause = error
         while cause.__cause__ is not None and not isinstance(cause, self._errors.HfHubHTTPError):
             cause = cause.__cause__
         response = getattr(cause, "response", None)
         status: int | None = getattr(response, "status_code", None)
-        return (
-            self._refused(cause, status)
-            or self._of_server(cause, status)
-            or FailedError(
-                f"can't get {self._uri} from {self._endpoint}: {_first_line(cause)}. Does this "
-                "machine reach it? HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy; without a "
-                "network, mount the files instead (pvc:// or oci:// in the chart)"
-            )
+        if (refused := self._refused(cause, status)) is not None:
+            return refused
+        if status is not None:
+            hint = "; HF_TOKEN has higher limits" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
+            return FailedError(f"{self._endpoint} replies {status} for {self._uri}{hint}")
+        return FailedError(
+            f"can't get {self._uri} from {self._endpoint}: {_first_line(cause)}. Does this "
+            "machine reach it? HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy; without a "
+            "network, mount the files instead (pvc:// or oci:// in the chart)"
         )
 
     def _refused(self, error: BaseException, status: int | None) -> RefusedError | None:
@@ -107,12 +107,12 @@ class Hub:
             )
         if isinstance(error, errors.RevisionNotFoundError):
             return RefusedError(f"{uri.repo} has no revision {uri.revision!r}: see {page}/commits")
-        if isinstance(error, errors.RepositoryNotFoundError) or status == _NOT_FOUND:
+        if isinstance(error, errors.RepositoryNotFoundError) or status == HTTPStatus.NOT_FOUND:
             return RefusedError(
                 f"there is no model {uri.repo} at {self._endpoint} ({status}), or it is private "
                 f"and the token in {token} may not read it"
             )
-        if status in _NOT_ALLOWED:
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return RefusedError(
                 f"{self._endpoint} refuses {uri} ({status}): is the token in {token} valid, and "
                 "may it read this model?"
@@ -120,17 +120,6 @@ class Hub:
         if isinstance(error, errors.HFValidationError):
             return RefusedError(f"{uri}: {_first_line(error)}")
         return None
-
-    def _of_server(self, error: BaseException, status: int | None) -> FailedError | None:
-        if status is None:
-            return None
-        hint = "; HF_TOKEN has higher limits" if status == _TOO_MANY else ""
-        return FailedError(f"{self._endpoint} replies {status} for {self._uri}{hint}")
-
-
-_NOT_ALLOWED = (401, 403)
-_NOT_FOUND = 404
-_TOO_MANY = 429
 
 
 def _remote_file(found: Any) -> RemoteFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ PARTS = ".cache/s3"
 """Where files are until they are complete."""
 _BLOCK = 2**20
 _CONNECTIONS = 32
-_NOT_SATISFIABLE = 416
-_CHANGED = 412
 
 
 class S3:
@@ -117,7 +116,6 @@ class S3:
             raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> FetchError:
-        """Turn the library's error into a sentence."""
         uri = self._uri
         if isinstance(error, self._errors.NoCredentialsError):
             return RefusedError(
@@ -127,11 +125,11 @@ class S3:
         reply = getattr(error, "response", {})
         status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         code = reply.get("Error", {}).get("Code", "")
-        if status in (_CHANGED, _NOT_SATISFIABLE):
+        if status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
             return FailedError(f"{uri} was changed while it was downloaded ({code})")
         if code == "NoSuchBucket":
             return RefusedError(f"there is no bucket {uri.bucket}")
-        if status in (401, 403):
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return RefusedError(
                 f"S3 refuses {uri} ({code}): the credentials need s3:ListBucket on the bucket and "
                 "s3:GetObject below the prefix"

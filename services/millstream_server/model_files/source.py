@@ -66,7 +66,6 @@ class HubUri:
     """A branch, tag or commit; None: the default branch."""
 
     def __str__(self) -> str:
-        """Spell the URI."""
         return f"hf://{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
@@ -79,7 +78,6 @@ class S3Uri:
     """Without a slash at its ends."""
 
     def __str__(self) -> str:
-        """Spell the URI."""
         return f"s3://{self.bucket}/{self.prefix}"
 
 
@@ -170,7 +168,8 @@ def checked(files: Iterable[RemoteFile]) -> list[RemoteFile]:
         RefusedError: a name or a size can't be one of a file below the directory, or there are no
             files.
     """
-    found = [file for file in files if not _is_reserved(_checked_name(file.name))]
+    ours = (".millstream-", ".cache/")  # of `state`, and what is kept during a download
+    found = [file for file in files if not _checked_name(file.name).startswith(ours)]
     found.sort(key=lambda file: file.name)
     names = {file.name for file in found}
     for file in found:
@@ -187,23 +186,12 @@ def checked(files: Iterable[RemoteFile]) -> list[RemoteFile]:
 
 
 def _checked_name(name: str) -> str:
-    if not isinstance(name, str) or not name.isprintable() or not _is_encodable(name):
+    # Printable names have no surrogates either, which UTF-8 lacks.
+    if not isinstance(name, str) or not name or not name.isprintable():
         raise RefusedError(f"the file name {name!r} has characters that no name should have")
     if "\\" in name or {"", ".", ".."}.intersection(name.split("/")):
         raise RefusedError(f"the file name {name!r} leads out of the model's directory")
     return name
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _is_reserved(name: str) -> bool:
-    """Whether it is one of `state`, or of what is kept during a download."""
-    return name.startswith((".millstream-", ".cache/"))
 
 
 def without_weights(files: Iterable[RemoteFile]) -> list[RemoteFile]:
@@ -245,17 +233,12 @@ def _is_copy(file: RemoteFile, tensors: set[str], folders: set[str], *, is_pipel
     if file.name not in tensors:
         return False
     if path.name.startswith("consolidated"):
-        return any(str(path.with_name(n)) in tensors for n in _names(folder, tensors))
+        others = map(PurePosixPath, tensors)
+        return any(o.parent == path.parent and o.name.startswith("model") for o in others)
     return any(
         variant in path.name and str(path.with_name(path.name.replace(variant, ""))) in tensors
         for variant in _VARIANTS
     )
-
-
-def _names(folder: str, tensors: set[str]) -> list[str]:
-    """List the names of the ordinary weights in a folder."""
-    paths = map(PurePosixPath, tensors)
-    return [p.name for p in paths if str(p.parent) == folder and p.name.startswith("model")]
 
 
 _BLOCK = 2**20

@@ -10,7 +10,7 @@ from dataclasses import replace
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
-from millstream_server.media.decoding.sampling import FrameSampling
+from millstream_server.media.families.family import Family
 from millstream_server.media.items import (
     Content,
     EmbeddingTicket,
@@ -26,26 +26,8 @@ WIDTH = 8
 PIXELS = 12
 
 
-class Patches:
-    """A `media.families.Family`: a video has a span per step of its grid."""
-
-    name = "patches"
-    modalities = frozenset(Modality)
-    embedding_width = WIDTH
-    image_tokens = 0
-    pixel_shape = (PIXELS,)
-    positions_per_second = 2.0
-    sampling = FrameSampling.LINSPACE
-    writes_times = False
-    repeats_frames = False
-
-    def placeholder(self, modality: Modality) -> str:
-        """Return the text of a placeholder."""
-        return f"<{modality.value}>"
-
-    def soft_token(self, modality: Modality) -> int:
-        """Return the token's id."""
-        return IMAGE_TOKEN if modality is Modality.IMAGE else VIDEO_TOKEN
+class Patches(Family):
+    """A video has a span per step of its grid."""
 
     def mark(self, modality: Modality, geometry: Geometry) -> str:
         """Return the text that replaces a placeholder."""
@@ -62,12 +44,19 @@ class Patches:
         return [tokens // steps] * steps
 
 
-RULES = Patches()
+RULES = Patches(
+    name="patches",
+    embedding_width=WIDTH,
+    pixel_shape=(PIXELS,),
+    positions_per_second=2.0,
+    placeholders={modality: f"<{modality.value}>" for modality in Modality},
+    soft_tokens={Modality.IMAGE: IMAGE_TOKEN, Modality.VIDEO: VIDEO_TOKEN},
+)
 MODEL = MediaModel(
     modalities=RULES.modalities,
     family=RULES.name,
     embedding_width=WIDTH,
-    soft_tokens={modality: RULES.soft_token(modality) for modality in Modality},
+    soft_tokens=RULES.soft_tokens,
     takes_pixels=True,
     pixel_shape=RULES.pixel_shape,
     positions_per_second=RULES.positions_per_second,

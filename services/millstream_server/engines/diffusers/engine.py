@@ -19,19 +19,13 @@ from millstream_server.diffusion.diffuser import (
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
 from millstream_server.media.items import Frames
-from millstream_server.runtime.errors import (
-    EngineFailedError,
-    InternalError,
-    ServingError,
-)
+from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
 
 log = get_log(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
-# The service makes outputs one after another: the engine has no limit of its own.
-_MAX_OUTPUTS = 64
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
@@ -43,7 +37,6 @@ class DiffusersEngine:
     """
 
     def __init__(self, config: DiffusersConfig) -> None:
-        """Load nothing yet, import nothing of the vendors."""
         self._config = config
         self._thread = DaemonThreads(1, "diffusers")
         self._pipeline: LoadedPipeline | None = None
@@ -56,10 +49,9 @@ class DiffusersEngine:
         self._closed = False
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
-        """See `Diffuser.start`."""
         self._on_failure = on_failure
         self._pipeline = await asyncio.wrap_future(self._thread.submit(self._load))
-        return _info(self._pipeline)
+        return self._pipeline.info
 
     def _load(self) -> LoadedPipeline:
         try:
@@ -74,11 +66,9 @@ class DiffusersEngine:
             raise EngineFailedError(message) from error
 
     async def warm_up(self) -> None:
-        """Run one step at the smallest size."""
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of steps that the engine has run."""
         return self._steps
 
     async def probe(self, dp_rank: int) -> None:
@@ -90,8 +80,7 @@ class DiffusersEngine:
         if self._probe is not None and not self._probe.done():
             await asyncio.wait({self._probe})
         pipeline, stop = self._started(), threading.Event()
-        job = smallest(pipeline.facts, pipeline.schedulers[0])
-        self._probe = self._submit(job, lambda _: None, stop)
+        self._probe = self._submit(smallest(pipeline.info), lambda _: None, stop)
         self._probe.add_done_callback(self._ended)
         try:
             await asyncio.shield(self._probe)
@@ -104,7 +93,6 @@ class DiffusersEngine:
         return EngineLoad(running_requests=int(self._running))
 
     def count_tokens(self, prompt: str) -> int:
-        """See `Diffuser.count_tokens`."""
         return self._started().count_tokens(prompt)
 
     async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
@@ -148,7 +136,6 @@ class DiffusersEngine:
         report: Callable[[Step], None],
         stop: threading.Event,
     ) -> Frames:
-        """Run a job, in the thread."""
 
         def count(step: Step) -> None:
             self._steps += 1
@@ -221,30 +208,3 @@ async def _settled(made: asyncio.Future[Frames]) -> None:
     while not made.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({made})
-
-
-def _info(pipeline: LoadedPipeline) -> DiffuserInfo:
-    facts = pipeline.facts
-    return DiffuserInfo(
-        engine="diffusers",
-        engine_version=pipeline.version,
-        max_running_requests=1,
-        kinds=frozenset({facts.kind}),
-        default_width=facts.width,
-        default_height=facts.height,
-        size_step=facts.size_step,
-        min_size=facts.size_step,
-        max_pixels=facts.max_pixels,
-        default_steps=facts.steps,
-        max_steps=facts.max_steps,
-        default_guidance_scale=facts.guidance_scale,
-        max_outputs=_MAX_OUTPUTS,
-        max_prompt_tokens=facts.max_prompt_tokens,
-        schedulers=pipeline.schedulers,
-        image_to_image=bool(pipeline.image_schedulers),
-        negative_prompts=facts.negative_prompts,
-        default_frames=facts.frames,
-        max_frames=facts.max_frames,
-        frame_step=facts.frame_step,
-        default_fps=facts.fps,
-    )

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_server.diffusion.diffuser import ModelDefaults, ModelDefaultsError
+from millstream_server.diffusion.diffuser import DiffuserInfo, ModelDefaults, ModelDefaultsError
 from millstream_server.diffusion.request import Kind
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -30,34 +30,25 @@ _VIDEO_SIZE_STEP = 16
 _SIDE = 1024
 _FPS = 16
 _MAX_PIXELS = 2048 * 2048
+# The service makes outputs one after another: the engine has no limit of its own.
+_MAX_OUTPUTS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Facts:
-    """A pipeline's facts and limits; see `DiffuserInfo`."""
+    """A pipeline's facts and limits."""
 
     kind: Kind
-    size_step: int
+    info: DiffuserInfo
+    """Without schedulers, which have to be tried."""
     max_side: int | None
     """Longest width or height that its position embeddings reach; None: no such limit."""
-    width: int
-    height: int
-    max_pixels: int
-    steps: int
-    max_steps: int
-    guidance_scale: float
-    max_prompt_tokens: int
     passes_prompt_limit: bool
     """Whether the pipeline is told the limit of a prompt."""
-    negative_prompts: bool
-    frames: int = 0
-    max_frames: int = 0
-    frame_step: int = 1
-    fps: int = 0
 
 
-def read_facts(pipe: Any, defaults: ModelDefaults) -> Facts:
-    """Read them.
+def read_facts(pipe: Any, defaults: ModelDefaults, version: str) -> Facts:
+    """Read them; ``version`` is that of diffusers.
 
     Raises:
         EngineFailedError: it doesn't make images or videos of a prompt alone.
@@ -70,47 +61,53 @@ def read_facts(pipe: Any, defaults: ModelDefaults) -> Facts:
         why = f"it takes no {missing[0]}" if missing else "it needs an image"
         raise EngineFailedError(f"A {name} can't make images or videos of a prompt alone: {why}.")
     given = {key: value.default for key, value in parameters.items()}
-    video = "num_frames" in parameters
-    size_step, reach = (_video_sizes if video else _image_sizes)(pipe)
+    kind = Kind.VIDEO if "num_frames" in parameters else Kind.IMAGE
+    size_step, reach = (_video_sizes if kind is Kind.VIDEO else _image_sizes)(pipe)
     width = defaults.width or given["width"] or min(_SIDE, reach or _SIDE)
     height = defaults.height or given["height"] or min(_SIDE, reach or _SIDE)
-    facts = Facts(
-        kind=Kind.VIDEO if video else Kind.IMAGE,
+    info = DiffuserInfo(
+        engine="diffusers",
+        engine_version=version,
+        max_running_requests=1,
+        kinds=frozenset({kind}),
+        default_width=width,
+        default_height=height,
         size_step=size_step,
-        max_side=reach,
-        width=width,
-        height=height,
+        min_size=size_step,
         max_pixels=defaults.max_pixels or max(_MAX_PIXELS, width * height),
-        steps=defaults.steps or given["num_inference_steps"],
+        default_steps=defaults.steps or given["num_inference_steps"],
         max_steps=defaults.max_steps or pipe.scheduler.config.num_train_timesteps,
-        guidance_scale=_first(defaults.guidance_scale, given["guidance_scale"]),
+        default_guidance_scale=float(
+            given["guidance_scale"] if defaults.guidance_scale is None else defaults.guidance_scale
+        ),
+        max_outputs=_MAX_OUTPUTS,
         max_prompt_tokens=_prompt_limit(pipe, given, defaults),
-        passes_prompt_limit="max_sequence_length" in parameters,
+        schedulers=(),
         negative_prompts="negative_prompt" in parameters,
-        **(_video_facts(pipe, given, defaults) if video else {}),
+        **(_video_facts(pipe, given, defaults) if kind is Kind.VIDEO else {}),
     )
-    _check(facts)
-    return facts
+    _check(info)
+    return Facts(kind, info, reach, passes_prompt_limit="max_sequence_length" in parameters)
 
 
-def _check(facts: Facts) -> None:
+def _check(info: DiffuserInfo) -> None:
     """Check what `millstream.json` may have set."""
-    step = facts.size_step
-    if facts.width % step or facts.height % step:
-        size = f"{facts.width} x {facts.height}"
-        raise ModelDefaultsError(f"the default size is {size}, not of multiples of {step}")
-    if facts.width * facts.height > facts.max_pixels:
-        raise ModelDefaultsError(f"the default size has more than {facts.max_pixels} pixels")
-    if facts.steps > facts.max_steps:
-        steps = f"{facts.steps} default steps"
-        raise ModelDefaultsError(f"{steps} are more than the {facts.max_steps} allowed")
-    if facts.kind is Kind.VIDEO and (facts.frames - 1) % facts.frame_step:
-        frames = f"{facts.frames} default frames"
-        raise ModelDefaultsError(f"{frames} are not one more than a multiple of {facts.frame_step}")
-
-
-def _first(value: float | None, otherwise: float) -> float:
-    return float(otherwise if value is None else value)
+    step, width, height = info.size_step, info.default_width, info.default_height
+    if width % step or height % step:
+        raise ModelDefaultsError(
+            f"the default size is {width} x {height}, not of multiples of {step}"
+        )
+    if width * height > info.max_pixels:
+        raise ModelDefaultsError(f"the default size has more than {info.max_pixels} pixels")
+    if info.default_steps > info.max_steps:
+        raise ModelDefaultsError(
+            f"{info.default_steps} default steps are more than the {info.max_steps} allowed"
+        )
+    if info.default_frames and (info.default_frames - 1) % info.frame_step:
+        raise ModelDefaultsError(
+            f"{info.default_frames} default frames are not one more than a multiple of "
+            f"{info.frame_step}"
+        )
 
 
 def _image_sizes(pipe: Any) -> tuple[int, int | None]:
@@ -132,13 +129,13 @@ def _video_sizes(pipe: Any) -> tuple[int, int | None]:
     return step, positions * step if positions else None
 
 
-def _video_facts(pipe: Any, given: dict[str, Any], defaults: ModelDefaults) -> dict[str, int]:
+def _video_facts(pipe: Any, given: dict[str, Any], defaults: ModelDefaults) -> dict[str, Any]:
     frames = defaults.frames or int(given["num_frames"])
     return {
-        "frames": frames,
+        "default_frames": frames,
         "max_frames": max(frames, defaults.max_frames or 0),
         "frame_step": int(pipe.vae_scale_factor_temporal),
-        "fps": defaults.fps or _FPS,
+        "default_fps": defaults.fps or _FPS,
     }
 
 
@@ -158,7 +155,6 @@ class PromptCounter:
     """
 
     def __init__(self, pipe: Any) -> None:
-        """Copy the pipeline's tokenizer."""
         self._lock = threading.Lock()
         self._tokenizer = copy.deepcopy(pipe.tokenizer)
         # Z-Image writes a conversation around the prompt, whatever the tokenizer has.
@@ -167,12 +163,10 @@ class PromptCounter:
         self._clean = getattr(module, "prompt_clean", None)
 
     def count(self, prompt: str) -> int:
-        """Return the number of tokens, uncut."""
         with self._lock:
             return len(self._tokenizer(self._read(prompt)).input_ids)
 
     def _read(self, prompt: str) -> str:
-        """Return the text that the pipeline gives the tokenizer."""
         if self._clean is not None:
             prompt = self._clean(prompt)
         if self._chat:

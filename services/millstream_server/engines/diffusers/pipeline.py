@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from millstream_server.diffusion.diffuser import Job, Step, check_sides, read_model_defaults
+import numpy as np
+
+from millstream_server.diffusion.diffuser import (
+    DiffuserInfo,
+    Job,
+    Step,
+    check_sides,
+    probe_job,
+    read_model_defaults,
+)
 from millstream_server.diffusion.request import Kind
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.diffusers import pixels
 from millstream_server.engines.diffusers.adapter import INDEX, DiffusersConfig
-from millstream_server.engines.diffusers.facts import Facts, PromptCounter, read_facts
+from millstream_server.engines.diffusers.facts import PromptCounter, read_facts
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
 from millstream_server.media.items import Frames, Modality
-from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
+from millstream_server.runtime.errors import EngineFailedError, InternalError, InvalidRequestError
 
 # A scheduler of second order uses its formula from the second step on.
 _CHECKED_STEPS = 2
@@ -36,25 +44,26 @@ class LoadedPipeline:
         torch_on_cpu.prepare()
         self._torch: Any = importlib.import_module("torch")
         diffusers: Any = importlib.import_module("diffusers")
-        self.version = str(diffusers.__version__)
         self._device = torch_on_cpu.torch_device(config.device, self._torch)
         self._stop = threading.Event()
         self._pipe = _load(config, self._torch, diffusers, self._device)
-        self.facts: Facts = read_facts(self._pipe, read_model_defaults(config.model_path))
+        defaults = read_model_defaults(config.model_path)
+        self._facts = read_facts(self._pipe, defaults, str(diffusers.__version__))
         self._prompts = PromptCounter(self._pipe)
         self._watch_parts()
         self._schedulers = Schedulers(self._pipe.scheduler)
+        self.info = replace(self._facts.info, schedulers=self._schedulers.names)
         self._schedulers.keep(lambda name: self._check(self._pipe, self._short(name)))
         self._image_pipe = _with_input_image(diffusers, self._pipe)
-        self.image_schedulers: tuple[str, ...] = ()
-        """Schedulers that can start from an image."""
+        self._image_schedulers: list[str] = []
+        """Those that can start from an image."""
         if self._image_pipe is not None:
-            self.image_schedulers = tuple(works(self.schedulers, self._check_with_image))
-
-    @property
-    def schedulers(self) -> tuple[str, ...]:
-        """Names of the schedulers that work, the model's own first."""
-        return self._schedulers.names
+            self._image_schedulers = works(self._schedulers.names, self._check_with_image)
+        self.info = replace(
+            self.info,
+            schedulers=self._schedulers.names,
+            image_to_image=bool(self._image_schedulers),
+        )
 
     def count_tokens(self, prompt: str) -> int:
         """See `Diffuser.count_tokens`; any thread may call it."""
@@ -79,18 +88,18 @@ class LoadedPipeline:
             done, every = index + 1, job.preview_every_steps
             shown = None
             if every and done % every == 0:
-                shown = pixels.preview(pipe, tensors["latents"])
+                shown = _preview(pipe, tensors["latents"])
             report(Step(done, pipe.num_timesteps, shown))
             return {}
 
         pipe.scheduler = self._schedulers.fresh(job.scheduler)
         made = pipe(**self._arguments(job), output_type="np", callback_on_step_end=on_step_end)
-        if self.facts.kind is Kind.VIDEO:
-            return pixels.to_frames(made.frames[0], Modality.VIDEO)
-        return pixels.to_frames(made.images, Modality.IMAGE)
+        if self._facts.kind is Kind.VIDEO:
+            return _to_frames(made.frames[0], Modality.VIDEO)
+        return _to_frames(made.images, Modality.IMAGE)
 
     def _arguments(self, job: Job) -> dict[str, Any]:
-        facts = self.facts
+        facts = self._facts
         generator = self._torch.Generator("cpu").manual_seed(job.seed)
         arguments: dict[str, Any] = {
             "prompt": job.prompt,
@@ -101,21 +110,21 @@ class LoadedPipeline:
             "generator": generator,
         }
         if facts.passes_prompt_limit:
-            arguments["max_sequence_length"] = facts.max_prompt_tokens
+            arguments["max_sequence_length"] = facts.info.max_prompt_tokens
         if job.negative_prompt:
             arguments["negative_prompt"] = job.negative_prompt
         if facts.kind is Kind.VIDEO:
             arguments["num_frames"] = job.frames
         if job.input_image is not None:
-            arguments["image"] = pixels.from_frame(job.input_image)
+            arguments["image"] = _from_frame(job.input_image)
             arguments["strength"] = job.strength
         return arguments
 
     def _check_job(self, pipe: Any, job: Job) -> None:
         """Refuse what a `DiffuserInfo` can't tell."""
-        check_sides(job, self.facts.max_side)
-        if job.input_image is not None and job.scheduler not in self.image_schedulers:
-            able = ", ".join(self.image_schedulers)
+        check_sides(job, self._facts.max_side)
+        if job.input_image is not None and job.scheduler not in self._image_schedulers:
+            able = ", ".join(self._image_schedulers)
             sentence = f"{job.scheduler} can't start from an image; use {able}"
             raise InvalidRequestError.of("options.scheduler", sentence)
         pipe._guidance_scale = job.guidance_scale  # noqa: SLF001 - its call sets the same
@@ -124,15 +133,14 @@ class LoadedPipeline:
             raise InvalidRequestError.of("options.negative_prompt", sentence)
 
     def _short(self, scheduler: str) -> Job:
-        return smallest(self.facts, scheduler, steps=_CHECKED_STEPS)
+        return replace(smallest(self.info), scheduler=scheduler, steps=_CHECKED_STEPS)
 
     def _check(self, pipe: Any, job: Job) -> None:
         """Run a job without decoding. Anything may be raised."""
         pipe.scheduler = self._schedulers.fresh(job.scheduler)
         made = pipe(**self._arguments(job), output_type="latent", return_dict=False)[0]
         if not self._torch.isfinite(made).all():
-            message = f"{job.scheduler} made values that are not numbers"
-            raise ArithmeticError(message)
+            raise ArithmeticError(f"{job.scheduler} made values that are not numbers")
 
     def _check_with_image(self, scheduler: str) -> None:
         job = self._short(scheduler)
@@ -142,7 +150,7 @@ class LoadedPipeline:
             height=job.height,
             data=memoryview(bytes(3 * job.width * job.height)),
         )
-        self._check(self._image_pipe, dataclasses.replace(job, input_image=blank))
+        self._check(self._image_pipe, replace(job, input_image=blank))
 
     def _watch_parts(self) -> None:
         """Let a stop take effect before each run of a part: between steps too, and in decoding."""
@@ -173,18 +181,9 @@ class LoadedPipeline:
             self._torch.cuda.empty_cache()
 
 
-def smallest(facts: Facts, scheduler: str, steps: int = 1) -> Job:
-    """Return a job of the smallest size, as canaries run it."""
-    return Job(
-        prompt="a probe",
-        negative_prompt="",
-        width=facts.size_step,
-        height=facts.size_step,
-        steps=steps,
-        guidance_scale=facts.guidance_scale,
-        seed=0,
-        scheduler=scheduler,
-    )
+def smallest(info: DiffuserInfo) -> Job:
+    """Return the smallest job, of one step, as canaries run it."""
+    return replace(probe_job(info), prompt="a probe")
 
 
 def _load(config: DiffusersConfig, torch: Any, diffusers: Any, device: str) -> Any:
@@ -223,3 +222,70 @@ def _with_input_image(diffusers: Any, pipe: Any) -> Any:
         return None
     sibling.set_progress_bar_config(disable=True)
     return sibling
+
+
+# ---- pixels --------------------------------------------------------------------------------------
+
+# Latents are decoded as the pipelines do it at the end. Two layouts are known: [1, channels,
+# height, width] with a scale and a shift (Z-Image, Stable Diffusion), and [1, channels, frames,
+# height, width] with a mean and a deviation for each channel (Wan). Others get no previews.
+_IMAGE_AXES = 4
+_VIDEO_AXES = 5
+
+
+def _to_frames(pixels: Any, modality: Modality) -> Frames:
+    """Round [frames, height, width, 3] of floats from 0 to 1 as diffusers does for PIL.
+
+    Raises:
+        InternalError: some are not numbers.
+    """
+    if not np.isfinite(pixels).all():
+        raise InternalError("The model made values that are not numbers; try another dtype.")
+    rounded = (pixels * 255).round().astype(np.uint8)
+    count, height, width, _ = rounded.shape
+    return Frames(
+        modality=modality,
+        width=width,
+        height=height,
+        data=memoryview(rounded.tobytes()),
+        count=count,
+        total_frames=count,
+        indices=tuple(range(count)),
+    )
+
+
+def _from_frame(frame: Frames) -> Any:
+    """Return one RGB frame as [1, height, width, 3] of float32 from 0 to 1."""
+    pixels = np.frombuffer(frame.data, np.uint8).reshape(1, frame.height, frame.width, 3)
+    return pixels.astype(np.float32) / 255.0
+
+
+def _preview(pipe: Any, latents: Any) -> Frames | None:
+    """Decode the latents of an image, or of a video's first frame; None: unknown layout."""
+    unscale = _LAYOUTS.get((latents.dim(), type(pipe.vae).__name__))
+    if unscale is None:
+        return None
+    torch: Any = importlib.import_module("torch")
+    with torch.no_grad():
+        ready = unscale(pipe.vae.config, latents.to(pipe.vae.dtype))
+        decoded = pipe.vae.decode(ready, return_dict=False)[0]
+    if decoded.dim() == _VIDEO_AXES:
+        decoded = decoded[:, :, 0]
+        return _to_frames(pipe.video_processor.postprocess(decoded, "np"), Modality.IMAGE)
+    return _to_frames(pipe.image_processor.postprocess(decoded, "np"), Modality.IMAGE)
+
+
+def _image(config: Any, latents: Any) -> Any:
+    return latents / config.scaling_factor + (config.shift_factor or 0.0)
+
+
+def _first_frame(config: Any, latents: Any) -> Any:
+    mean = latents.new_tensor(config.latents_mean).view(1, -1, 1, 1, 1)
+    deviation = latents.new_tensor(config.latents_std).view(1, -1, 1, 1, 1)
+    return latents[:, :, :1] * deviation + mean
+
+
+_LAYOUTS: dict[tuple[int, str], Callable[[Any, Any], Any]] = {
+    (_IMAGE_AXES, "AutoencoderKL"): _image,
+    (_VIDEO_AXES, "AutoencoderKLWan"): _first_frame,
+}

@@ -35,7 +35,6 @@ class Schedulers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names, the model's own first."""
         return tuple(self._made)
 
     def fresh(self, name: str) -> Any:

@@ -1,4 +1,7 @@
-"""The SGLang adapter: its settings, and its engines made from them."""
+"""The SGLang adapter: its settings, and its engines made from them.
+
+The functions raise SettingsError: settings contradict each other, or the model's files.
+"""
 
 from __future__ import annotations
 
@@ -91,11 +94,7 @@ def _read_for_text(_own: SglangSettings, common: TextEngineSettings) -> EngineAr
 
 
 def check_parts(topology: NodeSettings, given: EngineArguments) -> None:
-    """Check that the processes of a model can share it evenly.
-
-    Raises:
-        SettingsError: they can't.
-    """
+    """Check that the processes of a model can share it evenly."""
     topology.check()
     sizes = {name: given.values.get(name, 1) for name in ("tp_size", "pp_size")}
     parts, nodes = sizes["tp_size"] * sizes["pp_size"], topology.nodes
@@ -107,11 +106,7 @@ def check_parts(topology: NodeSettings, given: EngineArguments) -> None:
 
 
 def check_lora(common: TextEngineSettings, given: EngineArguments) -> None:
-    """Check which adapters can be loaded at runtime; memory for them is taken at the start.
-
-    Raises:
-        SettingsError: the settings contradict each other.
-    """
+    """Check which adapters can be loaded at runtime; memory for them is taken at the start."""
     if common.max_loras_per_batch < 0:
         raise SettingsError(f"--max-loras-per-batch is {common.max_loras_per_batch}, not 0 or up")
     values = given.values
@@ -134,11 +129,7 @@ def check_lora(common: TextEngineSettings, given: EngineArguments) -> None:
 
 
 def engine_config(own: SglangSettings, context: EngineContext) -> SglangEngineConfig:
-    """Make the configuration of one engine.
-
-    Raises:
-        SettingsError: the settings contradict each other.
-    """
+    """Make the configuration of one engine."""
     common: TextEngineSettings = context.common
     given = dict(common.engine_args.values)
     return SglangEngineConfig(
@@ -261,10 +252,7 @@ def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:
 
 def _vector_follower(_own: SglangEmbedderSettings, context: EngineContext) -> Follower:
     from millstream_server.engines.sglang.lifetime import SglangFollower  # noqa: PLC0415
-    from millstream_server.engines.sglang.vector_model import (  # noqa: PLC0415
-        read_model,
-        with_ability,
-    )
+    from millstream_server.engines.sglang.vector_model import read_model, with_ability  # noqa: PLC0415
 
     config = replace(embedder_config(context), metrics=False)  # nobody would read them
     return SglangFollower(with_ability(config, read_model(Path(config.model_path))))
@@ -299,11 +287,7 @@ def _read_for_diffusion(
 
 
 def diffuser_config(own: SglangDiffusionSettings, context: EngineContext) -> SglangDiffuserConfig:
-    """Make the configuration of an engine for images or videos.
-
-    Raises:
-        SettingsError: the settings contradict each other.
-    """
+    """Make the configuration of an engine for images or videos."""
     common: DiffuserEngineSettings = context.common
     model_path = model_folder(context.model_path, "sglang", "a pipeline's folder", INDEX)
     if own.num_gpus < 1:

@@ -6,14 +6,10 @@ SGLang is imported only when there are arguments.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import dataclasses
-import importlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang.importing import import_sglang
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.runtime.settings.arguments import ArgumentList
 
@@ -114,24 +110,11 @@ _ONLY_IN_FILE = (
 # ---- the others ----------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _importing(device: str) -> Iterator[None]:
-    """Prepare for the import of SGLang, and restore the event loop policy that it may replace."""
-    if resolved(device) == "cpu":
-        sglang_cpu.activate()
-    policy = asyncio.get_event_loop_policy()
-    try:
-        yield
-    finally:
-        asyncio.set_event_loop_policy(policy)
-
-
 def server_arguments(device: str, managed: Mapping[str, str]) -> ArgumentList:
     """Return the arguments of SGLang's engine for text and vectors, on a device of the settings."""
 
     def add_to(parser: argparse.ArgumentParser) -> Mapping[str, str]:
-        with _importing(device):
-            module: Any = importlib.import_module("sglang.srt.server_args")
+        module = import_sglang("sglang.srt.server_args", resolved(device))
         module.ServerArgs.add_cli_args(parser)
         return {}
 
@@ -142,10 +125,8 @@ def diffusion_arguments(device: str) -> ArgumentList:
     """Return the arguments of SGLang's engine for images and videos."""
 
     def add_to(parser: argparse.ArgumentParser) -> Mapping[str, str]:
-        with _importing(device):
-            module: Any = importlib.import_module(
-                "sglang.multimodal_gen.runtime.server_args.server_args"
-            )
+        name = "sglang.multimodal_gen.runtime.server_args.server_args"
+        module = import_sglang(name, resolved(device))
         module.ServerArgs.add_cli_args(parser)
         fields = {f.name for f in dataclasses.fields(module.ServerArgs)}
         actions = parser._actions  # noqa: SLF001 - argparse has no other list

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -107,11 +107,9 @@ class SglangEngineConfig:
     """Level of SGLang's loggers, in this process and in those it spawns."""
 
     def resolved_device(self) -> str:
-        """Return "cpu" or "cuda"."""
         return resolved(self.device)
 
     def abilities(self) -> frozenset[Ability]:
-        """Return the abilities of an engine with this configuration."""
         if self.role is Role.DIFFUSION:
             return frozenset()
         found = {Ability.LOGIT_BIAS}
@@ -144,7 +142,13 @@ def engine_arguments(
     if config.multimodal and on_cpu:
         defaults["mm_attention_backend"] = "sdpa"  # the others need Triton or CUDA
     managed = _managed_arguments(config)
-    _check_extra(config.extra, managed, known_fields)
+    for name in config.extra:
+        if name not in known_fields:
+            raise EngineFailedError(f"extra: SGLang has no server argument {name!r}.")
+        if name in managed:
+            raise EngineFailedError(
+                f"extra: {name!r} follows from the engine's other settings; set those."
+            )
     missing = sorted((managed.keys() | defaults.keys()) - set(known_fields))
     if missing:
         message = f"This SGLang has no server argument {', '.join(missing)}: update the adapter."
@@ -166,17 +170,14 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         "disaggregation_mode": _DISAGGREGATION_MODES[config.role],
         "enable_metrics": config.metrics,
     }
-    arguments.update(_nodes(config))
-    if config.served_model_name:
-        arguments["served_model_name"] = config.served_model_name
+    if config.nodes > 1:
+        arguments["nnodes"] = config.nodes
+        arguments["node_rank"] = config.node_rank
+        arguments["dist_init_addr"] = config.leader_address
     if config.otlp_endpoint:
         arguments["enable_trace"] = True
         # SGLang uses plaintext for everything but https://, with or without a scheme.
         arguments["otlp_traces_endpoint"] = config.otlp_endpoint.removeprefix("http://")
-    if config.deterministic:
-        arguments["enable_deterministic_inference"] = True
-    if config.multimodal is not None:
-        arguments["enable_multimodal"] = config.multimodal
     if config.multimodal:
         # It divides batches, no more than that here: without it a batch that has both pixels and
         # embeddings ends the scheduler.
@@ -184,13 +185,21 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
     if config.memory_saver:
         # Else the weights' content is lost with their memory.
         arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
-    arguments.update(_adapters(config))
-    arguments.update(_limits(config))
-    arguments.update(config.ability)
-    if config.kv_publisher:
-        arguments["kv_events_config"] = config.kv_publisher
-    arguments.update(_disaggregation(config))
-    return arguments
+    arguments |= _adapters(config)
+    arguments |= {name: value for name, value in _optional(config) if value is not None}
+    arguments |= config.ability
+    return arguments | _disaggregation(config)
+
+
+def _optional(config: SglangEngineConfig) -> Iterable[tuple[str, object]]:
+    """Return what SGLang has defaults for; None leaves it to SGLang."""
+    yield "served_model_name", config.served_model_name or None
+    yield "max_total_tokens", config.max_total_tokens
+    yield "max_running_requests", config.max_running_requests
+    yield "context_length", config.context_length
+    yield "enable_deterministic_inference", config.deterministic or None
+    yield "enable_multimodal", config.multimodal
+    yield "kv_events_config", config.kv_publisher or None
 
 
 def _disaggregation(config: SglangEngineConfig) -> dict[str, object]:
@@ -216,37 +225,6 @@ def _adapters(config: SglangEngineConfig) -> dict[str, object]:
         "max_lora_rank": config.max_lora_rank,
         "lora_target_modules": list(config.lora_target_modules),
     }
-
-
-def _nodes(config: SglangEngineConfig) -> dict[str, object]:
-    if config.nodes == 1:
-        return {}
-    return {
-        "nnodes": config.nodes,
-        "node_rank": config.node_rank,
-        "dist_init_addr": config.leader_address,
-    }
-
-
-def _limits(config: SglangEngineConfig) -> dict[str, object]:
-    limits = {
-        "max_total_tokens": config.max_total_tokens,
-        "max_running_requests": config.max_running_requests,
-        "context_length": config.context_length,
-    }
-    return {name: value for name, value in limits.items() if value is not None}
-
-
-def _check_extra(
-    extra: Mapping[str, object], managed: Mapping[str, object], known_fields: Collection[str]
-) -> None:
-    for name in extra:
-        if name not in known_fields:
-            message = f"extra: SGLang has no server argument {name!r}."
-            raise EngineFailedError(message)
-        if name in managed:
-            message = f"extra: {name!r} follows from the engine's other settings; set those."
-            raise EngineFailedError(message)
 
 
 def data_parallel_ranks(arguments: Mapping[str, Any]) -> int:
@@ -285,14 +263,19 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": seconds,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": seconds,
         # The address for KV sockets and peers; SGLang would guess an interface.
-        "SGLANG_HOST_IP": _resolve(config.bootstrap_host),
+        "SGLANG_HOST_IP": first_address(config.bootstrap_host, "bootstrap_host"),
     }
 
 
-def _resolve(host: str) -> str:
+def first_address(host: str, setting: str) -> str:
+    """Resolve a host's name, which ``setting`` has.
+
+    Raises:
+        EngineFailedError: it doesn't resolve.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        message = f"bootstrap_host: {host!r} does not resolve to an address."
+        message = f"{setting}: {host!r} does not resolve to an address."
         raise EngineFailedError(message) from error
     return str(found[0][4][0])

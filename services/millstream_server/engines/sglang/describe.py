@@ -68,8 +68,7 @@ async def running_limit(built: BuiltEngine) -> int:
         if loads and all(load.max_running_requests for load in loads):
             return sum(int(load.max_running_requests) for load in loads)
         await asyncio.sleep(_LIMITS_POLL_S)
-    message = "SGLang's scheduler did not report its limits."
-    raise EngineFailedError(message)
+    raise EngineFailedError("SGLang's scheduler did not report its limits.")
 
 
 def describe(

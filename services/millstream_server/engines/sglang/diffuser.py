@@ -85,7 +85,6 @@ class SglangDiffuser:
     """
 
     def __init__(self, config: SglangDiffuserConfig) -> None:
-        """Start nothing yet, import nothing of SGLang."""
         self._config = config
         self._scheduler = Scheduler(config, self._note, self._lose)
         self._client: Any = None
@@ -97,7 +96,6 @@ class SglangDiffuser:
         self._longest_s = 0.0
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
-        """See `Diffuser.start`."""
         await self._scheduler.start()
         self._model = await asyncio.to_thread(self._describe)
         client: Any = importlib.import_module("sglang.multimodal_gen.runtime.scheduler_client")
@@ -133,18 +131,15 @@ class SglangDiffuser:
         before = self._signs
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
         if self._signs == before:
-            message = (
+            raise EngineFailedError(
                 "SGLang's pipeline for this model doesn't denoise where the worker can follow it: "
                 "its outputs could not be cancelled. Run the model with diffusers."
             )
-            raise EngineFailedError(message)
 
     def count_tokens(self, prompt: str) -> int:
-        """See `Diffuser.count_tokens`."""
         return self._started().prompts.count(prompt)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of steps that were reported."""
         return self._signs
 
     async def probe(self, dp_rank: int) -> None:
@@ -201,7 +196,7 @@ class SglangDiffuser:
                     async with asyncio.timeout(_REPORT_TIMEOUT_S):
                         await run.stepped.wait()
         except asyncio.CancelledError:
-            run.on_step = _ignore
+            run.on_step = lambda _step: None
             await _to_the_end(self._stop(run, {result, lost}))
             raise
         else:
@@ -224,7 +219,6 @@ class SglangDiffuser:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     def _note(self, report: StepReport) -> None:
-        """Pass a report on."""
         run = self._run
         self._signs += 1
         if run is None or run.request_id != report.request_id:
@@ -278,10 +272,6 @@ def _only(result: asyncio.Future[Any]) -> Any:
     failure = InternalError.with_id()
     log.error("SGLang gave no result", error=error, count=len(answers), error_id=failure.error_id)
     raise failure from error
-
-
-def _ignore(_step: Step) -> None:
-    """Take a step that nobody waits for."""
 
 
 def _now() -> float:

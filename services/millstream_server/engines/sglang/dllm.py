@@ -57,14 +57,12 @@ def check_model(directory: Path) -> None:
         architectures = config["architectures"]
         (architecture, *_) = architectures
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{directory}/config.json names no architecture."
-        raise EngineFailedError(message) from error
+        raise EngineFailedError(f"{directory}/config.json names no architecture.") from error
     if architecture not in ARCHITECTURES:
-        message = (
+        raise EngineFailedError(
             f"{architecture} is no diffusion language model that SGLang runs; it runs "
             f"{', '.join(ARCHITECTURES)}. Other models are served by decode workers."
         )
-        raise EngineFailedError(message)
 
 
 _SPARE_BLOCKS = 3
@@ -78,7 +76,6 @@ class BlockBudget:
     """
 
     def __init__(self, total_tokens: int, block_tokens: int) -> None:
-        """Divide ``total_tokens``, in blocks."""
         self._total = self._free = total_tokens
         self._block = block_tokens
         self._holders = 0

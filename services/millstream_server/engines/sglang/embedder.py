@@ -52,7 +52,7 @@ class SglangEmbedder:
         self._dimensions = dimensions
         self._progress = RankProgress()
         self._lifetime: SglangLifetime[EmbedderInfo] = SglangLifetime(
-            lambda _: self._end_calls(), self._progress
+            self._end_calls, self._progress
         )
         self._calls: set[asyncio.Task[list[Any]]] = set()
         self._inputs = 0
@@ -60,7 +60,6 @@ class SglangEmbedder:
         self._request: Callable[..., Any] | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
-        """Load the model in a thread of its own; see `Embedder.start`."""
         model = read_model(Path(self._config.model_path), self._dimensions)
         built = await self._lifetime.start(with_ability(self._config, model))
         self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
@@ -71,11 +70,9 @@ class SglangEmbedder:
         return info
 
     async def warm_up(self) -> None:
-        """Probe it within the warm-up limit."""
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
-        """See `Probeable.progress`."""
         return self._progress.of(dp_rank)
 
     async def probe(self, dp_rank: int) -> None:
@@ -95,7 +92,6 @@ class SglangEmbedder:
         return _array(rows, (len(inputs), self._lifetime.ready()[1].width))
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """See `Embedder.rank`."""
         return _array(await self._run(pairs), (len(pairs),))
 
     async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
@@ -133,14 +129,12 @@ class SglangEmbedder:
         return rows
 
     async def load(self) -> EngineLoad:
-        """Return the load in inputs; see `Engine.load`."""
         return await self._lifetime.load(self._inputs)
 
     def metrics(self) -> Iterable[Metric]:
-        """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
         return self._lifetime.metrics()
 
-    def _end_calls(self) -> None:
+    def _end_calls(self, _why: str) -> None:
         for call in list(self._calls):
             call.cancel()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
-from millstream_server.control.operations import NO_CONTROLS, EngineControls
+from millstream_server.control.operations import NO_CONTROLS
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.operations import make_controls
@@ -53,7 +53,6 @@ class SglangEngine:
     """
 
     def __init__(self, config: SglangEngineConfig) -> None:
-        """Start nothing yet, import nothing of SGLang."""
         self._config = config
         self._progress = RankProgress()
         self._runs = Runs(config.role, self._progress)
@@ -63,14 +62,13 @@ class SglangEngine:
         self._probes: dict[int, Run] = {}
         self._kv = KvEventFeed()
         self._weights = WeightsProgress(Path(config.model_path))
-        self._controls = NO_CONTROLS
+        self.controls = NO_CONTROLS
+        """What operators can do with it, from the end of `start` to `close`."""
 
     def follow_kv(self, sink: KvEventSink) -> None:
-        """See `kv_cache.events.KvEventSource.follow_kv`."""
         self._kv.follow(sink)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
-        """Load the model in a thread of its own; see `Engine.start`."""
         if self._config.role is Role.DIFFUSION:
             check_model(Path(self._config.model_path))
         self._config, media = with_media_model(self._config)
@@ -90,22 +88,15 @@ class SglangEngine:
         blocks = KvBlocks(info.block_size, info.total_blocks)
         self._lifetime.started(built, info, blocks, on_failure)
         self._runs.start(built)
-        self._controls = await make_controls(
+        self.controls = await make_controls(
             ControlledEngine(self._config, built, info, self._runs, self._lifetime, self._kv)
         )
         return info
 
     def load_progress(self) -> LoadProgress:
-        """See `control.engine.LoadObserved`."""
         return self._weights.look()
 
-    @property
-    def controls(self) -> EngineControls:
-        """What operators can do with it, from the end of `start` to `close`."""
-        return self._controls
-
     async def warm_up(self) -> None:
-        """Probe every rank, within the warm-up limit each."""
         _, info = self._lifetime.ready()
         await warm_up_by_probe(self, self._config.warm_up_timeout_s, ranks=info.dp_size)
 
@@ -136,16 +127,14 @@ class SglangEngine:
             self.abort(request.engine_id)
             raise
         if finish.reason is FinishReason.CANCELLED:
-            message = "The engine dropped the probe."
-            raise EngineFailedError(message)
+            raise EngineFailedError("The engine dropped the probe.")
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Start a request; see `Generator.submit`. An unchecked token id would end the engine."""
         try:
             built, _ = self._lifetime.ready()
             if request.engine_id in self._runs:
-                message = "The request's engine id is in use."
-                raise InternalError(message)
+                raise InternalError("The request's engine id is in use.")
             if request.ticket and request.ticket.bootstrap_host == built.fake_bootstrap_host:
                 raise InvalidRequestError.of("ticket", "it names no prefill worker")
             arguments = generate_arguments(request, self._config.role)
@@ -155,11 +144,9 @@ class SglangEngine:
         self._runs.launch(Run(request, sink, arguments))
 
     def abort(self, engine_id: str) -> None:
-        """Stop a request; see `Engine.abort`."""
         self._runs.abort(engine_id)
 
     async def load(self) -> EngineLoad:
-        """See `Engine.load`."""
         _, info = self._lifetime.ready()
         load = await self._lifetime.load(len(self._runs), may_wake=self._runs.gate.is_open)
         if (budget := self._runs.blocks) is None:
@@ -167,7 +154,6 @@ class SglangEngine:
         return budget.counted(load, info.max_running_requests)
 
     def metrics(self) -> Iterable[Metric]:
-        """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
         return self._lifetime.metrics()
 
     async def close(self) -> None:

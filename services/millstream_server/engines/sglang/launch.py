@@ -25,6 +25,7 @@ from millstream_server.engines.sglang.config import (
     engine_arguments,
     engine_environment,
 )
+from millstream_server.engines.sglang.importing import import_sglang
 from millstream_server.engines.sglang.metrics import FILES
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -68,29 +69,22 @@ class EngineThread:
 
     Building takes seconds to minutes, so it must not run on the event loop. And SGLang's processes
     get SIGKILL when their parent *thread* ends (PR_SET_PDEATHSIG), so a pool's thread doesn't work.
+
+    `build` and `follow` raise EngineFailedError: it failed, and no process is left running.
     """
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sglang")
         self._ended = threading.Event()
         self._build: asyncio.Future[Any] | None = None
         self._engine: Any = None
 
     async def build(self, config: SglangEngineConfig) -> BuiltEngine:
-        """Import SGLang, start its processes and load the model.
-
-        Raises:
-            EngineFailedError: one of these failed; no process is left running.
-        """
+        """Import SGLang, start its processes and load the model."""
         return await self._run(config, _describe)
 
     async def follow(self, config: SglangEngineConfig) -> list[int]:
-        """Do the same for a rank above 0; return its processes' ids.
-
-        Raises:
-            EngineFailedError: it failed; no process is left running.
-        """
+        """Do the same for a rank above 0; return its processes' ids."""
         return await self._run(config, lambda engine: list(engine.get_all_child_pids()))
 
     async def _run(self, config: SglangEngineConfig, read: Callable[[Any], T]) -> T:
@@ -137,17 +131,14 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     os.environ.update(engine_environment(config))
     if config.role is Role.PREFILL and config.node_rank == 0:
         _check_free(config.bootstrap_host, config.bootstrap_port)
-    on_cpu = config.resolved_device() == "cpu"
-    if on_cpu:
-        sglang_cpu.activate()
-    engine_module = _import_engine_module()
-    if on_cpu:
+    device = config.resolved_device()
+    engine_module = import_sglang("sglang.srt.entrypoints.engine", device)
+    if device == "cpu":
         sglang_cpu.patch_sglang()
     fields = importlib.import_module("sglang.srt.server_args").ServerArgs.__struct_fields__
     arguments = engine_arguments(config, fields)
     if ended.is_set():
-        message = "The engine was closed while it started."
-        raise EngineFailedError(message)
+        raise EngineFailedError("The engine was closed while it started.")
     if config.metrics:
         FILES.open()
     logging.getLogger("sglang").setLevel(config.log_level.upper())
@@ -165,15 +156,6 @@ def _check_free(host: str, port: int) -> None:
         except OSError as error:
             message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
             raise EngineFailedError(message) from error
-
-
-def _import_engine_module() -> Any:
-    """Import SGLang, and restore the event loop policy that its import replaces."""
-    policy = asyncio.get_event_loop_policy()
-    try:
-        return importlib.import_module("sglang.srt.entrypoints.engine")
-    finally:
-        asyncio.set_event_loop_policy(policy)
 
 
 def _describe(engine: Any) -> BuiltEngine:

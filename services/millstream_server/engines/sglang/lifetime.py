@@ -52,7 +52,6 @@ class ProcessWatch:
             raise EngineFailedError(message) from error
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Also watch these processes."""
         loop = asyncio.get_running_loop()
         for pid in pids:
             try:
@@ -96,7 +95,8 @@ class SglangLifetime(Generic[InfoT]):
     """Starts SGLang, notices its death, says how busy it is, and stops it.
 
     Order of calls: `start`, `started`, the others, `close`. `close` may be called twice and after a
-    failed start.
+    failed start. `start`, `started` and `ready` raise EngineFailedError: SGLang couldn't be loaded,
+    has not started, or has ended.
     """
 
     def __init__(self, fail_all: Callable[[str], None], progress: RankProgress) -> None:
@@ -117,11 +117,7 @@ class SglangLifetime(Generic[InfoT]):
         self._closed = False
 
     async def start(self, config: SglangEngineConfig) -> BuiltEngine:
-        """Load the model in a thread of its own.
-
-        Raises:
-            EngineFailedError: it couldn't be loaded.
-        """
+        """Load the model in a thread of its own."""
         self._watch.catch_sigquit()
         built = await self._thread.build(config)
         self._receive_responses(built.engine.tokenizer_manager)
@@ -136,22 +132,14 @@ class SglangLifetime(Generic[InfoT]):
         blocks: KvBlocks,
         on_failure: Callable[[ServingError], None],
     ) -> None:
-        """Report a later death to ``on_failure``, once.
-
-        Raises:
-            EngineFailedError: it has died already.
-        """
+        """Report a later death to ``on_failure``, once."""
         if self.failure:
             raise EngineFailedError(self.failure)
         self._running, self._blocks = (built, info), blocks
         self._on_failure = on_failure
 
     def ready(self) -> tuple[BuiltEngine, InfoT]:
-        """Return the running engine, and what its worker tells its callers.
-
-        Raises:
-            EngineFailedError: it has not started, or runs no more.
-        """
+        """Return the running engine, and what its worker tells its callers."""
         if self.failure:
             raise EngineFailedError(self.failure)
         if self._running is None:
@@ -159,14 +147,12 @@ class SglangLifetime(Generic[InfoT]):
         return self._running
 
     async def load(self, open_requests: int, *, may_wake: bool = True) -> EngineLoad:
-        """See `Engine.load` and `LoadReader.read`."""
         manager = self.ready()[0].engine.tokenizer_manager
         return await self._loads.read(
             manager, self._blocks, open_requests=open_requests, may_wake=may_wake
         )
 
     def metrics(self) -> Iterable[Metric]:
-        """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
         return () if self._running is None else collect(self._blocks)
 
     def _receive_responses(self, manager: Any) -> None:
@@ -221,7 +207,6 @@ class SglangFollower:
     """
 
     def __init__(self, config: SglangEngineConfig) -> None:
-        """Start nothing yet, import nothing of SGLang."""
         self._config = config
         self._thread = EngineThread()
         self._watch: ProcessWatch | None = None

@@ -22,7 +22,6 @@ class RankProgress:
     """
 
     def __init__(self) -> None:
-        """Start at 0."""
         self._outputs: Counter[int] = Counter()
         self._prefilled: dict[int, int] = {}
         self._reader: Any = None
@@ -38,11 +37,9 @@ class RankProgress:
             self._outputs[raw["meta_info"].get("dp_rank") or 0] += 1
 
     def note_result(self, dp_rank: int) -> None:
-        """Count a result that came from a rank."""
         self._outputs[dp_rank] += 1
 
     def of(self, dp_rank: int) -> int:
-        """Return a rank's number."""
         self._read(dp_rank)
         return self._outputs[dp_rank] + self._prefilled.get(dp_rank, 0)
 
@@ -87,7 +84,6 @@ class LoadReader:
     """Reads snapshots; a prefix that is only cached is not in use."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._last: list[Any] = []
 
     async def read(

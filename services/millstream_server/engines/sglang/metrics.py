@@ -37,7 +37,6 @@ class MetricsFiles:
     """The directory for the metrics of SGLang's processes."""
 
     def __init__(self) -> None:
-        """Start without a directory."""
         self._directory: Path | None = None
 
     def open(self) -> None:
@@ -77,7 +76,8 @@ def collect(blocks: KvBlocks) -> Iterable[Metric]:
             )
             _add(known, family.samples)
     # Unless a later SGLang has this metric itself.
-    families.setdefault(CACHE_CONFIG.name, _cache_config(blocks))
+    ours = CACHE_CONFIG.family(1, (str(blocks.size), str(blocks.total)))
+    families.setdefault(CACHE_CONFIG.name, ours)
     return families.values()
 
 
@@ -94,7 +94,3 @@ def _add(family: Metric, samples: Iterable[Sample]) -> None:
 
 def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
     return sample.name, frozenset(sample.labels.items())
-
-
-def _cache_config(blocks: KvBlocks) -> Metric:
-    return CACHE_CONFIG.family(1, (str(blocks.size), str(blocks.total)))

@@ -105,7 +105,6 @@ class WeightsProgress:
     """
 
     def __init__(self, model_path: Path) -> None:
-        """Look at no process yet."""
         self._model_path = model_path
         self._sizes: dict[str, int] | None = None
         """By the path as the kernel has it."""
@@ -123,24 +122,25 @@ class WeightsProgress:
         """Return how far it is; takes about a millisecond."""
         if self._sizes is None:
             self._sizes = _sizes(self._model_path)
-        read = {} if self._over else self._read(self._sizes)
+        sizes = self._sizes
+        read = {} if self._over else self._read(sizes)
         self._note(read)
-        if not self._seen and not self._over:
-            return self._progress(LoadStage.STARTING, 0, 0)
+        files = bytes_done = 0
         if self._over:
-            return self._progress(LoadStage.PREPARING, len(self._sizes), sum(self._sizes.values()))
-        done = self._seen - read.keys()
-        bytes_done = sum(self._sizes[name] for name in done)
-        bytes_done += sum(min(count, self._sizes[name]) for name, count in read.items())
-        return self._progress(LoadStage.LOADING_WEIGHTS, len(done), bytes_done)
-
-    def _progress(self, stage: LoadStage, files: int, count: int) -> LoadProgress:
-        sizes = self._sizes or {}
+            stage, files, bytes_done = LoadStage.PREPARING, len(sizes), sum(sizes.values())
+        elif not self._seen:
+            stage = LoadStage.STARTING
+        else:
+            stage = LoadStage.LOADING_WEIGHTS
+            done = self._seen - read.keys()
+            files = len(done)
+            bytes_done = sum(sizes[name] for name in done)
+            bytes_done += sum(min(count, sizes[name]) for name, count in read.items())
         return LoadProgress(
             stage=stage,
             files_done=files,
             files_total=len(sizes),
-            bytes_done=count,
+            bytes_done=bytes_done,
             bytes_total=sum(sizes.values()),
         )
 

@@ -36,7 +36,6 @@ class SglangTower:
     content = Content.ROWS
 
     def __init__(self, config: TowerConfig) -> None:
-        """Load nothing yet, import nothing of SGLang."""
         self._config = config
         self._environment: dict[str, str] | None = None
         self._torch: Any = None
@@ -46,7 +45,6 @@ class SglangTower:
         self._modalities: dict[Modality, Any] = {}
 
     def load(self, family: Family) -> TowerFacts:
-        """Load the tower's weights into SGLang's model."""
         self._family = family.name
         device = resolved(self._config.device)
         if device == "cpu":
@@ -79,7 +77,6 @@ class SglangTower:
         }
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
-        """See `Tower.run`."""
         if self._encoder is None or self._item is None:
             raise EngineFailedError("The vision tower is not loaded.")
         model = self._encoder.model

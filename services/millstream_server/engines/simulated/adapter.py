@@ -68,7 +68,6 @@ class SimulatedConfig:
 
     @property
     def max_running_per_rank(self) -> int:
-        """Most requests at once on one data-parallel rank."""
         return max(1, self.max_running_requests // self.dp_size)
 
 
@@ -158,8 +157,7 @@ def engine_config(own: SimulatedSettings, context: EngineContext) -> SimulatedCo
     """
     common: TextEngineSettings = context.common
     if not 1 <= own.dp_size <= _MAX_RANKS:
-        sentence = f"must be from 1 to {_MAX_RANKS}, not {own.dp_size}"
-        raise SettingsError(f"-- --dp-size {sentence}")
+        raise SettingsError(f"-- --dp-size must be from 1 to {_MAX_RANKS}, not {own.dp_size}")
     config = SimulatedConfig(
         role=context.role,
         vocab_size=own.vocab_size or _vocab_size(context.model_path),

@@ -1,4 +1,4 @@
-"""What operators can do with a simulated engine: one class per operation."""
+"""What operators can do with a simulated engine; the README has a table."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
@@ -43,32 +44,33 @@ TENSOR = "simulated.weight"
 """The model's only tensor, of the shape [1]."""
 
 
-class _Operation:
-    """What all operations use."""
+class SimulatedControls:
+    """Satisfies all Protocols of `control.operations` but `ProfileControl`; see the README.
+
+    No request leaves the queue while it is paused. A prefill or transfer that is under way goes on
+    until its result is there.
+    """
 
     def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
         self._config = config
         self._state = state
         self._ranks = ranks
 
+    def offered(self) -> EngineControls:
+        """Return an engine's operations; a diffusion language model takes no adapters."""
+        adapters = None if self._config.role is Role.DIFFUSION else self
+        profile = SimulatedProfile(self._ranks)
+        return EngineControls(
+            memory=self, pause=self, cache=self, weights=self, profile=profile, adapters=adapters
+        )
+
     def _require_idle(self, what: str) -> None:
         if count := sum(rank.open_requests for rank in self._ranks):
             raise EngineBusyError(f"{what} while {count} requests are open")
 
-    def _clear_caches(self) -> None:
-        for rank in self._ranks:
-            rank.cache.clear()
-
-
-class SimulatedWeights(_Operation):
-    """Satisfies `control.operations.WeightControl`.
-
-    A directory fits if it has a config.json whose vocabulary, if it names one, has the engine's
-    size, and complete safetensors files of any content. Tensors that are sent must be `TENSOR`.
-    """
+    # ---- weights ----
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
-        """See `WeightControl.check_weights`."""
         if isinstance(source, DiskWeights):
             files = await asyncio.to_thread(_files, source.path, self._config.vocab_size)
             total = sum(size for _, size in files)
@@ -87,15 +89,72 @@ class SimulatedWeights(_Operation):
             )
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
-        """See `WeightControl.update_weights`.
-
-        Raises:
-            EngineBusyError: requests are open.
-        """
         await self.check_weights(source, lambda _done, _total: None)
         self._require_idle("weights can't be replaced")
         self._state.weight_version = version
         self._clear_caches()
+
+    # ---- adapters ----
+
+    async def load_adapter(self, name: str, path: Path) -> LoraAdapter:
+        rank = await asyncio.to_thread(_rank, path)
+        adapter = self._state.adapters[name] = LoraAdapter(name, rank, path)
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Its KV is dropped: the name may come again."""
+        self._state.adapters.pop(name, None)
+        while any(rank.uses_adapter(name) for rank in self._ranks):
+            self._state.request_ended.clear()
+            await self._state.request_ended.wait()
+        for rank in self._ranks:
+            rank.cache.forget_adapter(name)
+
+    # ---- memory and caches ----
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> None:
+        self._require_idle("memory can't be released")
+        self._state.released |= set(tags)
+        if MemoryTag.KV_CACHE in tags:
+            self._clear_caches()
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        self._state.released -= set(tags)
+
+    async def memory_use(self) -> MemoryUse:
+        """Measure this process: the engine runs in it."""
+        return MemoryUse(host_bytes=resident_bytes())
+
+    async def flush_cache(self) -> None:
+        self._require_idle("the cache can't be emptied")
+        self._clear_caches()
+
+    def _clear_caches(self) -> None:
+        for rank in self._ranks:
+            rank.cache.clear()
+
+    # ---- a pause ----
+
+    async def pause(self, mode: PauseMode) -> None:
+        # KV that is being transferred can't be computed again by one of the two alone.
+        if mode is PauseMode.RETRACT and self._config.role.hands_off:
+            raise UnsupportedFeatureError.of(
+                "mode",
+                f"a {self._config.role.value} worker can't retract requests of a hand-off; "
+                "use IN_PLACE or ABORT",
+            )
+        for rank in self._ranks:
+            rank.gate.close(Hold.PAUSED)
+            if mode is PauseMode.RETRACT:
+                rank.retract()
+            elif mode is PauseMode.ABORT:
+                rank.fail_all(
+                    lambda: WorkerPausedError("an operator paused the worker", retry_delay_s=1.0)
+                )
+
+    async def go_on(self) -> None:
+        for rank in self._ranks:
+            rank.go_on()
 
 
 def _files(directory: Path, vocab_size: int) -> list[tuple[Path, int]]:
@@ -169,30 +228,6 @@ def _check_tensors(source: TensorWeights) -> None:
             )
 
 
-class SimulatedAdapters(_Operation):
-    """Satisfies `control.operations.AdapterControl`.
-
-    An adapter is a directory with an adapter_config.json that has PEFT's rank ``r``. Its weights in
-    adapter_model.safetensors have no effect and may be missing, but not be incomplete.
-    """
-
-    async def load_adapter(self, name: str, path: Path) -> LoraAdapter:
-        """See `AdapterControl.load_adapter`."""
-        rank = await asyncio.to_thread(_rank, path)
-        adapter = LoraAdapter(name, rank, path)
-        self._state.adapters[name] = adapter
-        return adapter
-
-    async def unload_adapter(self, name: str) -> None:
-        """See `AdapterControl.unload_adapter`. Its KV is dropped: the name may come again."""
-        self._state.adapters.pop(name, None)
-        while any(rank.uses_adapter(name) for rank in self._ranks):
-            self._state.request_ended.clear()
-            await self._state.request_ended.wait()
-        for rank in self._ranks:
-            rank.cache.forget_adapter(name)
-
-
 def _rank(path: Path) -> int:
     rank = read_json(path, "adapter_config.json").get("r")
     if type(rank) is not int or rank < 1:
@@ -206,88 +241,15 @@ def _rank(path: Path) -> int:
     return rank
 
 
-class SimulatedMemory(_Operation):
-    """Satisfies `control.operations.MemoryControl`.
-
-    Releasing the KV cache drops what is cached. There are no weights and no graphs: releasing those
-    gives nothing back. While anything is released a request fails with an InternalError, as a bug
-    of whoever sent it.
-    """
-
-    async def release_memory(self, tags: Collection[MemoryTag]) -> None:
-        """See `MemoryControl.release_memory`.
-
-        Raises:
-            EngineBusyError: requests are open.
-        """
-        self._require_idle("memory can't be released")
-        self._state.released |= set(tags)
-        if MemoryTag.KV_CACHE in tags:
-            self._clear_caches()
-
-    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
-        """See `MemoryControl.resume_memory`."""
-        self._state.released -= set(tags)
-
-    async def memory_use(self) -> MemoryUse:
-        """Measure this process: the engine runs in it."""
-        return MemoryUse(host_bytes=resident_bytes())
-
-
-class SimulatedPause(_Operation):
-    """Satisfies `control.operations.PauseControl`.
-
-    No request leaves the queue while it is paused. A prefill or transfer that is under way goes on
-    until its result is there.
-    """
-
-    async def pause(self, mode: PauseMode) -> None:
-        """See `PauseControl.pause`.
-
-        Raises:
-            UnsupportedFeatureError: RETRACT on a worker that hands off: the KV that is being
-                transferred can't be computed again by one of the two alone.
-        """
-        if mode is PauseMode.RETRACT and self._config.role.hands_off:
-            raise UnsupportedFeatureError.of(
-                "mode",
-                f"a {self._config.role.value} worker can't retract requests of a hand-off; "
-                "use IN_PLACE or ABORT",
-            )
-        for rank in self._ranks:
-            rank.gate.set_paused(paused=True)
-            if mode is PauseMode.RETRACT:
-                rank.retract()
-            elif mode is PauseMode.ABORT:
-                rank.fail_all(
-                    lambda: WorkerPausedError("an operator paused the worker", retry_delay_s=1.0)
-                )
-
-    async def go_on(self) -> None:
-        """See `PauseControl.go_on`."""
-        for rank in self._ranks:
-            rank.go_on()
-
-
-class SimulatedCache(_Operation):
-    """Satisfies `control.operations.CacheControl`."""
-
-    async def flush_cache(self) -> None:
-        """See `CacheControl.flush_cache`."""
-        self._require_idle("the cache can't be emptied")
-        self._clear_caches()
-
-
 _MOST_STEPS = 100_000
 """Steps that are kept: the last ones, about 10 MB of file."""
 
 
-class SimulatedProfile(_Operation):
+class SimulatedProfile:
     """Satisfies `control.operations.ProfileControl`. One file, with the steps of every rank."""
 
-    def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
-        """Nothing is recorded."""
-        super().__init__(config, state, ranks)
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self._ranks = ranks
         self._file: Path | None = None
         self._left = 0
         self._steps: deque[dict[str, Any]] = deque(maxlen=_MOST_STEPS)
@@ -353,18 +315,3 @@ def _write(file: Path, trace: dict[str, Any]) -> None:
         file.write_text(json.dumps(trace))
     except OSError as error:
         raise StorageError(f"the trace couldn't be written: {error.strerror}") from error
-
-
-def make_controls(
-    config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]
-) -> EngineControls:
-    """Make an engine's operations; a diffusion language model takes no adapters."""
-    parts = (config, state, ranks)
-    return EngineControls(
-        memory=SimulatedMemory(*parts),
-        pause=SimulatedPause(*parts),
-        cache=SimulatedCache(*parts),
-        weights=SimulatedWeights(*parts),
-        profile=SimulatedProfile(*parts),
-        adapters=None if config.role is Role.DIFFUSION else SimulatedAdapters(*parts),
-    )

@@ -41,15 +41,6 @@ class SimulatedDiffuserConfig:
     negative_prompts: bool = True
     default_size: int = 64
     size_step: int = 16
-    max_pixels: int = 1 << 22
-    default_steps: int = 4
-    max_steps: int = 100
-    max_outputs: int = 64
-    max_prompt_tokens: int = 77
-    schedulers: tuple[str, ...] = ("simulated", "other")
-    default_frames: int = 9
-    max_frames: int = 81
-    frame_step: int = 4
     load_s: float = 0.0
     step_s: float = 0.0
     """Seconds per denoising step, of any size."""
@@ -59,7 +50,6 @@ class SimulatedDiffuser:
     """Satisfies `diffusion.diffuser.Diffuser`. A test sets `fault`, and calls `wedge` or `die`."""
 
     def __init__(self, config: SimulatedDiffuserConfig | None = None) -> None:
-        """Simulate ``config``."""
         self.config = config or SimulatedDiffuserConfig()
         self.fault: Callable[[Job, int], ServingError | None] = lambda _job, _step: None
         """Returns the error with which a step (from 1) of a job fails, None: it doesn't."""
@@ -73,7 +63,6 @@ class SimulatedDiffuser:
         self._on_failure: Callable[[ServingError], None] | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
-        """Load for ``load_s`` seconds."""
         config = self.config
         self._on_failure = on_failure
         await asyncio.sleep(config.load_s)
@@ -87,27 +76,25 @@ class SimulatedDiffuser:
             default_height=config.default_size,
             size_step=config.size_step,
             min_size=config.size_step,
-            max_pixels=config.max_pixels,
-            default_steps=config.default_steps,
-            max_steps=config.max_steps,
+            max_pixels=1 << 22,
+            default_steps=4,
+            max_steps=100,
             default_guidance_scale=1.0,
-            max_outputs=config.max_outputs,
-            max_prompt_tokens=config.max_prompt_tokens,
-            schedulers=config.schedulers,
+            max_outputs=64,
+            max_prompt_tokens=77,
+            schedulers=("simulated", "other"),
             image_to_image=config.image_to_image,
             negative_prompts=config.negative_prompts,
-            default_frames=config.default_frames if videos else 0,
-            max_frames=config.max_frames if videos else 0,
-            frame_step=config.frame_step if videos else 1,
+            default_frames=9 if videos else 0,
+            max_frames=81 if videos else 0,
+            frame_step=4 if videos else 1,
             default_fps=16 if videos else 0,
         )
 
     async def warm_up(self) -> None:
-        """Do what `probe` does."""
         await self.probe(0)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of steps."""
         return self._steps
 
     async def probe(self, dp_rank: int) -> None:
@@ -115,7 +102,6 @@ class SimulatedDiffuser:
         await self._step()
 
     async def load(self) -> EngineLoad:
-        """Return whether a job runs; what waits is the caller's."""
         return EngineLoad(running_requests=int(self._running is not None))
 
     async def close(self) -> None:
@@ -127,7 +113,6 @@ class SimulatedDiffuser:
         self._going.clear()
 
     def unwedge(self) -> None:
-        """End the hang."""
         self._going.set()
 
     def die(self) -> None:
@@ -143,11 +128,9 @@ class SimulatedDiffuser:
         self._going.set()
 
     def count_tokens(self, prompt: str) -> int:
-        """Return the number of words."""
         return len(prompt.split())
 
     async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
-        """Make the pixels, after the steps' time."""
         if self._running is not None:
             raise InternalError("two jobs at once")
         self._running = asyncio.current_task()

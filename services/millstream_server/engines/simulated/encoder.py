@@ -25,11 +25,7 @@ from millstream_server.encode.encoder import EncoderInfo, Prepared
 from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
-from millstream_server.runtime.errors import (
-    InternalError,
-    InvalidRequestError,
-    ServingError,
-)
+from millstream_server.runtime.errors import InternalError, InvalidRequestError, ServingError
 
 MIN_WIDTH = 4
 _CELLS = {"qwen2_5_vl": 28, "qwen3_vl": 32}
@@ -84,7 +80,6 @@ class SimulatedEncoder:
         self._going.set()
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EncoderInfo:
-        """Load for ``load_s`` seconds. It never fails by itself."""
         config = self.config
         await asyncio.sleep(config.load_s)
         images_only = config.family == "gemma3"
@@ -99,11 +94,9 @@ class SimulatedEncoder:
         )
 
     async def warm_up(self) -> None:
-        """Do what `probe` does."""
         await self.probe(0)
 
     async def load(self) -> EngineLoad:
-        """Return whether a batch runs; what waits is the caller's."""
         running = int(self._tower.locked())
         return EngineLoad(running_requests=running)
 
@@ -112,7 +105,6 @@ class SimulatedEncoder:
         self._going.set()
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of batches."""
         return self._steps
 
     async def probe(self, dp_rank: int) -> None:
@@ -122,15 +114,12 @@ class SimulatedEncoder:
         self._steps += 1
 
     def wedge(self) -> None:
-        """Simulate a hang: batches don't end."""
         self._going.clear()
 
     def unwedge(self) -> None:
-        """End the hang."""
         self._going.set()
 
     def prepare(self, frames: Frames) -> Prepared:
-        """Cut an item into cells."""
         config = self.config
         if config.family == "gemma3" and frames.modality is not Modality.IMAGE:
             raise InvalidRequestError.of("modality", "this model takes images only")

@@ -25,10 +25,11 @@ from collections.abc import Callable
 from functools import partial
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, LoadStage, Role
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
-from millstream_server.engines.simulated.controls import make_controls
-from millstream_server.engines.simulated.job import make_job
+from millstream_server.engines.simulated.controls import SimulatedControls
+from millstream_server.engines.simulated.job import Job
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.generation.generator import GeneratorInfo
@@ -49,13 +50,11 @@ class Loading:
     """Takes ``load_s`` seconds, and says how far it is."""
 
     def __init__(self, load_s: float) -> None:
-        """Prepare to load."""
         self._load_s = load_s
         self._stage = LoadStage.STARTING
         self._files_done = 0
 
     def progress(self) -> LoadProgress:
-        """Return how far it is; files and bytes are simulated, too."""
         return LoadProgress(
             stage=self._stage,
             files_done=self._files_done,
@@ -65,7 +64,6 @@ class Loading:
         )
 
     async def load(self) -> None:
-        """Load."""
         self._stage = LoadStage.LOADING_WEIGHTS
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -80,26 +78,22 @@ class SimulatedEngine:
     """Satisfies `GeneratorEngine`, `kv_cache.events.KvEventSource` and `LoadObserved`."""
 
     def __init__(self, config: SimulatedConfig) -> None:
-        """Simulate ``config``."""
         self._config = config
         self._state = EngineState(config.weight_version)
         self._ranks = [Rank(config, i, self._state.ended) for i in range(config.dp_size)]
         self._loading = Loading(config.load_s)
         self._bootstrap: simulated_transfer.Bootstrap | None = None
-        self.controls = make_controls(config, self._state, self._ranks)
+        self.controls = SimulatedControls(config, self._state, self._ranks).offered()
         """See `engines.simulated.controls`."""
 
     def load_progress(self) -> LoadProgress:
-        """See `LoadObserved.load_progress`."""
         return self._loading.progress()
 
     def follow_kv(self, sink: KvEventSink) -> None:
-        """See `KvEventSource.follow_kv`."""
         for dp_rank, rank in enumerate(self._ranks):
             rank.cache.follow(partial(sink.changed, dp_rank))
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
-        """Load for ``load_s`` seconds and start the step loops. It never fails by itself."""
         config = self._config
         await self._loading.load()
         port = 0
@@ -141,7 +135,6 @@ class SimulatedEngine:
             await self.probe(dp_rank)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the rank's number of steps and transfers."""
         return self._ranks[dp_rank].progress
 
     async def probe(self, dp_rank: int) -> None:
@@ -159,12 +152,11 @@ class SimulatedEngine:
     def wedge(self, dp_rank: int | None = None) -> None:
         """Simulate a hang: requests are accepted and aborted, without output or failures."""
         for rank in self._ranks if dp_rank is None else [self._ranks[dp_rank]]:
-            rank.gate.set_wedged(wedged=True)
+            rank.gate.close(Hold.HANGS)
 
     def unwedge(self) -> None:
-        """End the hang of all ranks."""
         for rank in self._ranks:
-            rank.gate.set_wedged(wedged=False)
+            rank.gate.release(Hold.HANGS)
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Queue a request. While it runs it holds blocks for its longest possible length."""
@@ -177,7 +169,7 @@ class SimulatedEngine:
             sink.fail(error)
             return
         state = self._state
-        job = make_job(request, sink, self._config, state.weight_version, state.shift_of(request))
+        job = Job(request, sink, self._config, state.weight_version, state.shift_of(request))
         self._rank_of(request).submit(job)
 
     def _rank_of(self, request: GenerationRequest) -> Rank:
@@ -196,7 +188,6 @@ class SimulatedEngine:
                 return
 
     async def load(self) -> EngineLoad:
-        """Return the queues' length and the blocks in use."""
         ranks = tuple(rank.load() for rank in self._ranks)
         return EngineLoad(
             running_requests=sum(rank.running_requests for rank in ranks),
@@ -207,7 +198,6 @@ class SimulatedEngine:
         )
 
     async def close(self) -> None:
-        """Stop stepping; open requests fail."""
         for rank in self._ranks:
             rank.fail_all(lambda: EngineFailedError("the engine was closed"))
         if self._bootstrap:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 
 from millstream_server.control.engine import Role
@@ -21,42 +20,55 @@ _LOGPROB = -0.5
 _WORDS = struct.Struct("<8I")
 
 
-@dataclass(slots=True, eq=False)
 class Job:
-    """One request: queue → prefill → (transfer) → decode."""
+    """One request: queue → prefill → (transfer) → decode.
 
-    request: GenerationRequest
-    sink: OutputSink
-    config: SimulatedConfig
-    weight_version: str
-    shift: int
-    """What weights and adapter add to ``step``."""
-    stop_ids: frozenset[int]
-    token: int
-    """The last token."""
-    blocks: int
-    """KV blocks for its longest possible length."""
-    limit: int
-    """How many tokens it generates at most."""
-    step: int = 1
-    """What is added to a token for the next one."""
-    generated: int = 0
-    stage: asyncio.Task[None] | None = None
-    """The running prefill or transfer."""
-    logprobs_top: int | None = None
-    held: HeldBlocks | None = None
-    """None: it is queued."""
-    cached_tokens: int = 0
-    prefilled: bool = False
-    """Whether the prompt has been computed."""
-    hashes: list[int] = field(default_factory=list)
-    """Of the first full blocks; `hashes_of` adds to them."""
-    digest: bytes = b""
-    """Of the last of these."""
-    prompt_ids: Sequence[int] = ()
-    """The prompt as its KV blocks are named."""
-    engine_data: EngineData | None = None
-    """Prefill: what the decode engine gets."""
+    See the head of `engines.simulated.engine` for its tokens.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        sink: OutputSink,
+        config: SimulatedConfig,
+        weight_version: str,
+        shift: int,
+    ) -> None:
+        """``shift`` is what weights and adapter add to the step between its tokens."""
+        sampling, prompt = request.sampling, request.prompt
+        self.request = request
+        self.sink = sink
+        self.config = config
+        self.weight_version = weight_version
+        self.shift = shift
+        self.stop_ids = set(sampling.stop_token_ids)
+        if config.eos_token_id is not None and not sampling.ignore_eos:
+            self.stop_ids.add(config.eos_token_id)
+        self.token = request.token_ids[-1]
+        """The last token."""
+        self.limit = 1 if config.role is Role.PREFILL else sampling.max_new_tokens
+        """How many tokens it generates at most."""
+        self.blocks = -(-(len(request.token_ids) + self.limit) // config.block_size)
+        """KV blocks for its longest possible length."""
+        self.step = 1 + shift + state.of_digests(prompt.media) + state.of_tensors(prompt.media)
+        """What is added to a token for the next one."""
+        self.generated = 0
+        self.stage: asyncio.Task[None] | None = None
+        """The running prefill or transfer."""
+        self.logprobs_top = request.logprobs.top if request.logprobs else None
+        self.held: HeldBlocks | None = None
+        """None: it is queued."""
+        self.cached_tokens = 0
+        self.prefilled = False
+        """Whether the prompt has been computed."""
+        self.hashes: list[int] = []
+        """Of the first full blocks; `hashes_of` adds to them."""
+        self.digest = Namespace(request.adapter, request.cache_salt).digest()
+        """Of the last of these."""
+        self.prompt_ids = _prompt_ids(prompt)
+        """The prompt as its KV blocks are named."""
+        self.engine_data: EngineData | None = None
+        """Prefill: what the decode engine gets."""
 
     def hashes_of(self, tokens: int) -> list[int]:
         """Return the hashes of the full blocks of its first tokens, the output's included."""
@@ -89,7 +101,6 @@ class Job:
         return len(self.prompt_ids) + max(self.generated - 1, 0) if self.prefilled else 0
 
     def end(self, reason: FinishReason, matched: int | None = None) -> None:
-        """Report the terminal result."""
         request = self.request
         prompt = request.logprobs is not None and request.logprobs.prompt
         self.sink.finish(
@@ -105,36 +116,6 @@ class Job:
                 engine_data=self.engine_data,
             )
         )
-
-
-def make_job(
-    request: GenerationRequest,
-    sink: OutputSink,
-    config: SimulatedConfig,
-    weight_version: str,
-    shift: int,
-) -> Job:
-    """Make a job of a request; see the head of `engines.simulated.engine` for its tokens."""
-    sampling, prompt = request.sampling, request.prompt
-    stop_ids = set(sampling.stop_token_ids)
-    if config.eos_token_id is not None and not sampling.ignore_eos:
-        stop_ids.add(config.eos_token_id)
-    limit = 1 if config.role is Role.PREFILL else sampling.max_new_tokens
-    return Job(
-        request=request,
-        sink=sink,
-        config=config,
-        weight_version=weight_version,
-        shift=shift,
-        stop_ids=frozenset(stop_ids),
-        token=request.token_ids[-1],
-        blocks=-(-(len(request.token_ids) + limit) // config.block_size),
-        limit=limit,
-        step=1 + shift + state.of_digests(prompt.media) + state.of_tensors(prompt.media),
-        logprobs_top=request.logprobs.top if request.logprobs else None,
-        digest=Namespace(request.adapter, request.cache_salt).digest(),
-        prompt_ids=_prompt_ids(prompt),
-    )
 
 
 def logprob(token: int, top: int, vocab_size: int) -> TokenLogprob:

@@ -26,12 +26,7 @@ from bisect import bisect_left
 from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass
 
-from millstream_server.kv_cache.events import (
-    BlocksRemoved,
-    BlocksStored,
-    CacheCleared,
-    KvEvent,
-)
+from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
 
 Tell = Callable[[Sequence[KvEvent]], None]
 
@@ -130,7 +125,6 @@ class PrefixCache:
 
     @property
     def hashes(self) -> KeysView[int]:
-        """The cached blocks."""
         return self._nodes.keys()
 
     def follow(self, tell: Tell) -> None:

@@ -1,21 +1,138 @@
-"""One data-parallel rank of the simulated engine: its queue, its stages, its KV cache."""
+"""One data-parallel rank of the simulated engine: its queue, stages, steps and KV cache."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
 from millstream_server.control.engine import RankLoad, Role
+from millstream_server.engines.gate import Gate, Hold
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
-from millstream_server.engines.simulated.job import Job
+from millstream_server.engines.simulated.job import Job, logprob
 from millstream_server.engines.simulated.prefix_cache import PrefixCache
-from millstream_server.engines.simulated.steps import Gate, StepLoop
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import InvalidRequestError, KvTransferError, ServingError
+
+BLOCK_TOKENS = 4
+"""Tokens of a block of a diffusion language model."""
+
+Recorder = Callable[[float, float, int], None]
+"""Receives each step: when it began (clock of `time.perf_counter`), seconds, requests."""
+
+
+class StepLoop:
+    """The requests that generate, and the task that makes their tokens."""
+
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        gate: Gate,
+        on_first: Callable[[Job], None],
+        on_end: Callable[[Job, FinishReason, int | None], None],
+    ) -> None:
+        self._config = config
+        self._gate = gate
+        self._on_first = on_first
+        self._on_end = on_end
+        self._running: dict[str, Job] = {}
+        self._new: list[Job] = []
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.count = 0
+        """Steps so far."""
+        self.recorder: Recorder | None = None
+
+    def start(self) -> None:
+        """Run steps while there are requests, until `close`."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def add(self, job: Job) -> None:
+        """Generate a request's tokens from the next step on."""
+        self._running[job.request.engine_id] = job
+        self._new.append(job)
+        self._work.set()
+
+    def remove(self, job: Job) -> None:
+        """Generate no more tokens of a request."""
+        self._running.pop(job.request.engine_id, None)
+
+    async def _run(self) -> None:
+        step_s = self._config.step_s
+        step = self._denoise if self._config.role is Role.DIFFUSION else self._step
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if not self._running:
+                self._work.clear()
+                await self._work.wait()
+                due = loop.time()
+            await self._gate.passed()
+            if self._new:
+                self._begin()
+            self.count += 1
+            if self.recorder is None:
+                step()
+            else:
+                self._record(self.recorder, step)
+            due = max(due + step_s, loop.time() - step_s)  # a late step doesn't speed up the next
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    def _begin(self) -> None:
+        new, self._new = self._new, []
+        for job in new:
+            if self._running.get(job.request.engine_id) is job:
+                self._on_first(job)
+
+    def _record(self, recorder: Recorder, step: Callable[[], None]) -> None:
+        requests, began = len(self._running), time.perf_counter()
+        step()
+        recorder(began, time.perf_counter() - began, requests)
+
+    def _step(self) -> None:
+        """Generate one token for every running request."""
+        vocab_size = self._config.vocab_size
+        ended: list[tuple[Job, FinishReason, int | None]] = []
+        for job in self._running.values():
+            job.token = token = (job.token + job.step) % vocab_size
+            job.generated = generated = job.generated + 1
+            if job.logprobs_top is None:
+                job.sink.emit((token,))
+            else:
+                job.sink.emit((token,), (logprob(token, job.logprobs_top, vocab_size),))
+            if token in job.stop_ids and generated >= job.request.sampling.min_new_tokens:
+                ended.append((job, FinishReason.STOP, token))
+            elif generated == job.limit:
+                ended.append((job, FinishReason.LENGTH, None))
+        for job, reason, matched in ended:
+            self._on_end(job, reason, matched)
+
+    def _denoise(self) -> None:
+        """Generate the rest of the current block for every running request."""
+        for job in list(self._running.values()):
+            wanted = min(BLOCK_TOKENS - job.known_tokens % BLOCK_TOKENS, job.limit - job.generated)
+            block: list[int] = []
+            while len(block) < wanted:
+                job.token = (job.token + job.step) % self._config.vocab_size
+                block.append(job.token)
+                if job.token in job.stop_ids:
+                    break
+            job.generated += len(block)
+            job.sink.emit(block)
+            if job.token in job.stop_ids:
+                self._on_end(job, FinishReason.STOP, job.token)
+            elif job.generated == job.limit:
+                self._on_end(job, FinishReason.LENGTH, None)
 
 
 class Rank:
@@ -46,16 +163,13 @@ class Rank:
 
     @property
     def open_requests(self) -> int:
-        """Requests that are queued or run."""
         return len(self._jobs)
 
     @property
     def progress(self) -> int:
-        """Steps and transfers so far."""
         return self.steps.count + self._transfers
 
     def uses_adapter(self, name: str) -> bool:
-        """Return whether a request with this adapter is open."""
         return any(job.request.adapter == name for job in self._jobs.values())
 
     def submit(self, job: Job) -> None:
@@ -77,7 +191,6 @@ class Rank:
         return True
 
     def fail_all(self, error: Callable[[], ServingError]) -> None:
-        """Fail every request."""
         for job in reversed(list(self._jobs.values())):  # the latest first: no queued one starts
             self._release(job)
             job.sink.fail(error())
@@ -90,12 +203,10 @@ class Rank:
             self._waiting.appendleft(job)
 
     def go_on(self) -> None:
-        """End a pause."""
-        self.gate.set_paused(paused=False)
+        self.gate.release(Hold.PAUSED)
         self._admit()
 
     def load(self) -> RankLoad:
-        """Return the queue's length and the blocks in use."""
         return RankLoad(
             running_requests=len(self._jobs) - len(self._waiting),
             queued_requests=len(self._waiting),
@@ -114,7 +225,7 @@ class Rank:
     def _admit(self) -> None:
         """Move requests from the queue into prefill or transfer, first come first served."""
         config = self._config
-        while self._waiting and not self.gate.paused:
+        while self._waiting and not self.gate.holds(Hold.PAUSED):
             job = self._waiting[0]
             if len(self._jobs) - len(self._waiting) >= config.max_running_per_rank:
                 return
@@ -140,7 +251,7 @@ class Rank:
                 job.step += await self._received(request.ticket, job)
             elif config.prefill_s_per_token:
                 await asyncio.sleep(config.prefill_s_per_token * uncached_tokens)
-            await self.gate.wait()
+            await self.gate.passed()
             if config.role is Role.PREFILL:
                 await self._hand_over(job)
                 return

@@ -58,7 +58,6 @@ class EngineState:
     """Read by the engine at each request, written by its controls."""
 
     def __init__(self, weight_version: str) -> None:
-        """Start with the first weights and without adapters."""
         self._first_version = weight_version
         self.weight_version = weight_version
         self.adapters: dict[str, LoraAdapter] = {}
@@ -81,6 +80,5 @@ class EngineState:
         return None
 
     def ended(self, request: GenerationRequest) -> None:
-        """Note the end of a request."""
         if request.adapter:
             self.request_ended.set()

@@ -64,7 +64,6 @@ class Bootstrap:
     """Prefill's side: offers prompts by room number."""
 
     def __init__(self) -> None:
-        """Start without offers."""
         self._offers: defaultdict[int, asyncio.Future[bytes]] = defaultdict(
             asyncio.get_running_loop().create_future
         )
@@ -72,7 +71,6 @@ class Bootstrap:
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Start listening; return the port."""
         self._server = await asyncio.start_server(self._serve, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -82,16 +80,11 @@ class Bootstrap:
         Raises:
             KvTransferError: none came in time.
         """
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def on_taken() -> None:
-            if not taken.done():
-                taken.set_result(None)
-
-        self.offer(room, offer, on_taken)
+        taken = asyncio.Event()
+        self.offer(room, offer, taken.set)
         try:
             async with asyncio.timeout(timeout_s):
-                await taken
+                await taken.wait()
         except TimeoutError as error:
             raise KvTransferError("no decode worker came for the KV cache in time") from error
         finally:
@@ -112,7 +105,6 @@ class Bootstrap:
             offer.cancel()
 
     async def close(self) -> None:
-        """Stop listening."""
         if self._server:
             self._server.close()
             for room in list(self._offers):

@@ -64,7 +64,6 @@ class SimulatedEmbedder:
     """
 
     def __init__(self, config: SimulatedEmbedderConfig | None = None) -> None:
-        """Simulate ``config``."""
         self.config = config or SimulatedEmbedderConfig()
         self.fault: Callable[[Sequence[Sequence[int]]], Exception | None] = lambda _: None
         """Returns the error with which a batch fails, None: it doesn't."""
@@ -83,7 +82,6 @@ class SimulatedEmbedder:
         self._on_failure: Callable[[ServingError], None] | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
-        """Load for ``load_s`` seconds. It never fails by itself."""
         config = self.config
         await asyncio.sleep(config.load_s)
         self._on_failure = on_failure
@@ -102,26 +100,21 @@ class SimulatedEmbedder:
         )
 
     async def warm_up(self) -> None:
-        """Do what `probe` does."""
         await self.probe(0)
 
     def progress(self, dp_rank: int) -> int:
-        """Return the number of batches."""
         return self._steps
 
     async def probe(self, dp_rank: int) -> None:
-        """Run an input of one token."""
         await self._run([(0,)])
 
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """See `Embedder.embed`."""
         await self._run(inputs)
         totals = np.array([_sum(ids) for ids in inputs], np.int64)
         places = np.arange(1, self.config.width + 1, dtype=np.int64)
         return (1 + totals[:, np.newaxis] * places % 1013).astype(np.float32)
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """See `Embedder.rank`."""
         await self._run(pairs)
         return np.array([logit(ids) for ids in pairs], np.float32)
 
@@ -163,19 +156,15 @@ class SimulatedEmbedder:
             self._turn.release()
 
     async def load(self) -> EngineLoad:
-        """Return the inputs that run and wait."""
         return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def wedge(self) -> None:
-        """Simulate a hang: batches don't end."""
         self._going.clear()
 
     def unwedge(self) -> None:
-        """End the hang."""
         self._going.set()
 
     def die(self) -> None:
-        """Simulate the engine's death."""
         self._fail("The engine behind this worker died.")
         if self._on_failure is not None:
             self._on_failure(EngineFailedError(self._failure))
@@ -186,5 +175,4 @@ class SimulatedEmbedder:
             call.cancel()
 
     async def close(self) -> None:
-        """Fail what is open."""
         self._fail("The worker's engine was closed.")

@@ -34,6 +34,8 @@ from millstream_server.runtime.threads import DaemonThreads
 log = get_log(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
+_MAX_RUNNING = 32
+"""Items at once, encoding or waiting, with which the worker is fully used."""
 _SETTINGS = (
     "config.json",
     "preprocessor_config.json",
@@ -66,7 +68,6 @@ class TowerEncoder:
     """
 
     def __init__(self, config: TowerConfig, tower: Tower) -> None:
-        """Load nothing yet, import nothing of the vendors."""
         self._config = config
         self._tower = tower
         self._thread = DaemonThreads(1, "vision-tower")
@@ -100,7 +101,7 @@ class TowerEncoder:
         info = EncoderInfo(
             engine=facts.engine,
             engine_version=facts.version,
-            max_running_requests=self._config.max_running_items,
+            max_running_requests=_MAX_RUNNING,
             modalities=family.modalities,
             content=self._tower.content,
             settings_digest=digest,
@@ -119,7 +120,6 @@ class TowerEncoder:
         return family
 
     async def warm_up(self) -> None:
-        """Encode one blank picture."""
         await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
@@ -135,7 +135,8 @@ class TowerEncoder:
             await asyncio.wait({self._probe})
         prepared = await asyncio.to_thread(self.prepare, _BLANK)
         self._probe = asyncio.wrap_future(self._submit([prepared]))
-        self._probe.add_done_callback(_forget)
+        # Nobody may wait for its result any more.
+        self._probe.add_done_callback(lambda probe: probe.cancelled() or probe.exception())
         await asyncio.shield(self._probe)
 
     async def load(self) -> EngineLoad:
@@ -143,11 +144,9 @@ class TowerEncoder:
         return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def prepare(self, frames: Frames) -> Prepared:
-        """See `MediaEncoder.prepare`."""
         return self._started().preprocessor.prepare(frames)
 
     def encode(self, batch: Sequence[Prepared]) -> list[Tensor]:
-        """See `MediaEncoder.encode`."""
         return self._submit(list(batch)).result() if batch else []
 
     def _submit(self, batch: list[Prepared]) -> Future[list[Tensor]]:
@@ -221,12 +220,6 @@ class TowerEncoder:
         elif (error := released.exception()) is not None:
             log.warning("the vision tower could not be released", error=error)
         self._ready = None
-
-
-def _forget(probe: asyncio.Future[list[Tensor]]) -> None:
-    """Read the result of a probe that nobody waits for any more."""
-    if not probe.cancelled():
-        probe.exception()
 
 
 def to_tensor(tensor: Any) -> Tensor:

@@ -41,7 +41,6 @@ class Preprocessor:
             self._video = transformers.AutoVideoProcessor.from_pretrained(model_path)
 
     def prepare(self, frames: Frames) -> Prepared:
-        """See `MediaEncoder.prepare`."""
         self._check(frames)
         try:
             made = self._process(frames)
@@ -79,15 +78,12 @@ class Preprocessor:
     def _check_video(self, frames: Frames) -> None:
         if frames.fps <= 0 or frames.total_frames < 1 or len(frames.indices) != frames.count:
             raise InvalidRequestError.of("data", "the video's frames have no times")
-        least = self._least_frames()
+        # A grid step's, unless the processor repeats the last frame.
+        least = 1 if self._family.repeats_frames else int(self._video.temporal_patch_size)
         if frames.count < least:
             raise InvalidRequestError.of(
                 "data", f"the video has {frames.count} frames; the model needs at least {least}"
             )
-
-    def _least_frames(self) -> int:
-        """Return the frames of a grid step, or 1 where the processor repeats the last frame."""
-        return 1 if self._family.repeats_frames else int(self._video.temporal_patch_size)
 
     def _process(self, frames: Frames) -> PixelInputs:
         shape = (frames.count, frames.height, frames.width, 3)

@@ -40,8 +40,6 @@ class TowerConfig(EncoderSettings):
     """Settings of an encoder: a model's."""
 
     model_path: Path
-    max_running_items: int = 32
-    """Items at once, encoding or waiting, with which the worker is fully used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +68,15 @@ class Tower(Protocol):
     @property
     def content(self) -> Content:
         """What it makes."""
-        ...
 
     def load(self, family: Family) -> TowerFacts:
         """Load the weights. Anything may be raised."""
-        ...
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
         """Return a torch tensor per item, on any device. Anything may be raised."""
-        ...
 
     def close(self) -> None:
         """Release everything, also after a failed `load`."""
-        ...
 
 
 class TransformersTower:
@@ -91,7 +85,6 @@ class TransformersTower:
     content = Content.ROWS
 
     def __init__(self, config: TowerConfig) -> None:
-        """Load nothing yet."""
         self._config = config
         self._torch: Any = None
         self._run: Run | None = None
@@ -130,7 +123,6 @@ class TransformersTower:
         return module.eval().to(self._device)
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
-        """See `Tower.run`."""
         if self._run is None:
             raise EngineFailedError("The vision tower is not loaded.")
         torch = self._torch
@@ -154,7 +146,6 @@ class NoTower:
     content = Content.PIXELS
 
     def __init__(self, config: TowerConfig) -> None:
-        """Load nothing yet."""
         self._config = config
         self._dtype: Any = None
 
@@ -172,7 +163,6 @@ class NoTower:
         )
 
     def run(self, modality: Modality, batch: Sequence[Prepared]) -> Sequence[Any]:
-        """Return each item's pixels."""
         return [item.inputs.pixels.to(self._dtype) for item in batch]
 
     def close(self) -> None:

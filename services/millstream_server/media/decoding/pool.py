@@ -49,7 +49,6 @@ class Decoder:
     """
 
     def __init__(self, limits: MediaLimits) -> None:
-        """Start nothing yet."""
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
@@ -58,7 +57,6 @@ class Decoder:
 
     @property
     def pid(self) -> int | None:
-        """The running process's id."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
@@ -186,7 +184,11 @@ class Decoder:
         if outcome is DecodingOutcome.OUT_OF_MEMORY:
             # What is left of a failed decode may take memory from the next one.
             self._reap()
-            return InvalidRequestError.of("data", too_large(self._limits))
+            return InvalidRequestError.of(
+                "data",
+                f"needs more memory to be decoded than the {self._limits.decode_memory_bytes} "
+                "bytes allowed: send a smaller one",
+            )
         failure = InternalError.with_id()
         log.error("decoder failed", error_id=failure.error_id, text=text)
         return failure
@@ -196,14 +198,6 @@ def too_slow(limits: MediaLimits) -> str:
     """Say that decoding took too long."""
     return (
         f"took longer than {limits.decode_timeout_s:g} s to be decoded, which is the most allowed: "
-        "send a smaller one"
-    )
-
-
-def too_large(limits: MediaLimits) -> str:
-    """Say that decoding takes too much memory."""
-    return (
-        f"needs more memory to be decoded than the {limits.decode_memory_bytes} bytes allowed: "
         "send a smaller one"
     )
 
@@ -284,7 +278,8 @@ class DecoderPool:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             decoder.kill()  # `running` frees it when the kernel has ended it
-            running.add_done_callback(_take_exception)
+            # Else asyncio reports a failure that nobody waits for.
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 
     async def close(self) -> None:
@@ -340,9 +335,3 @@ class DecoderPool:
 
     def _in_thread(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
-
-
-def _take_exception(task: asyncio.Future[Frames]) -> None:
-    """Keep asyncio from reporting a failure that nobody waits for."""
-    if not task.cancelled():
-        task.exception()

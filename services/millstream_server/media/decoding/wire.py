@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Self
 
 from millstream_server.media.decoding.sampling import FrameSampling
@@ -53,6 +53,16 @@ MAX_SENTENCE_BYTES = 2000
 RGB = 3
 DECODER_THREADS = 2
 """Threads that decode a video; bounds processor time."""
+_SENT_LIMITS = (
+    "max_pixels",
+    "max_frames",
+    "max_video_frames",
+    "max_video_s",
+    "max_decoded_bytes",
+    "fps",
+    "decode_timeout_s",
+)
+"""In `_REQUEST`'s order."""
 _FORMATS = tuple(MediaFormat)
 _SAMPLINGS = tuple(FrameSampling)
 
@@ -81,18 +91,10 @@ class DecodingRequest:
     is cut off, the same on both. None: it keeps its size."""
 
     def pack(self) -> bytes:
-        """Return the header."""
-        limits = self.limits
         return _REQUEST.pack(
             _FORMATS.index(self.media_format),
             _SAMPLINGS.index(self.sampling),
-            limits.max_pixels,
-            limits.max_frames,
-            limits.max_video_frames,
-            limits.max_video_s,
-            limits.max_decoded_bytes,
-            limits.fps,
-            limits.decode_timeout_s,
+            *(getattr(self.limits, name) for name in _SENT_LIMITS),
             self.nbytes,
             *(self.fit or (0, 0)),
         )
@@ -100,35 +102,23 @@ class DecodingRequest:
     @classmethod
     def unpack(cls, header: bytes) -> Self:
         """Read a header, which comes from the pool; limits that aren't sent have defaults."""
-        values = _REQUEST.unpack(header)
-        media_format, sampling, pixels, frames, video_frames, video_s, *rest = values
-        decoded_bytes, fps, timeout_s, nbytes, width, height = rest
-        limits = MediaLimits(
-            max_pixels=pixels,
-            max_frames=frames,
-            max_video_frames=video_frames,
-            max_video_s=video_s,
-            max_decoded_bytes=decoded_bytes,
-            fps=fps,
-            decode_timeout_s=timeout_s,
-        )
+        media_format, sampling, *limits, nbytes, width, height = _REQUEST.unpack(header)
         return cls(
             media_format=_FORMATS[media_format],
             sampling=_SAMPLINGS[sampling],
-            limits=limits,
+            limits=MediaLimits(**dict(zip(_SENT_LIMITS, limits, strict=True))),
             nbytes=nbytes,
             fit=(width, height) if width else None,
         )
 
     @property
     def modality(self) -> Modality:
-        """Return what is decoded."""
         return self.media_format.modality
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DecodingResponse:
-    """What became of a file, without the bytes that follow."""
+    """What became of a file, without the bytes that follow; fields in `_RESPONSE`'s order."""
 
     outcome: DecodingOutcome
     width: int = 0
@@ -140,16 +130,7 @@ class DecodingResponse:
     """Of what follows the indices: pixels or a sentence."""
 
     def pack(self) -> bytes:
-        """Return the header."""
-        return _RESPONSE.pack(
-            self.outcome,
-            self.width,
-            self.height,
-            self.count,
-            self.total_frames,
-            self.fps,
-            self.nbytes,
-        )
+        return _RESPONSE.pack(*astuple(self))
 
     @classmethod
     def unpack(cls, header: bytes, request: DecodingRequest) -> Self:
@@ -159,15 +140,7 @@ class DecodingResponse:
             ValueError: it can't be a response to ``request``.
         """
         outcome, width, height, count, total, fps, nbytes = _RESPONSE.unpack(header)
-        response = cls(
-            outcome=DecodingOutcome(outcome),
-            width=width,
-            height=height,
-            count=count,
-            total_frames=total,
-            fps=fps,
-            nbytes=nbytes,
-        )
+        response = cls(DecodingOutcome(outcome), width, height, count, total, fps, nbytes)
         if response.outcome is DecodingOutcome.DECODED:
             limits = request.limits
             in_limits = nbytes <= limits.max_decoded_bytes and count <= max(1, limits.max_frames)

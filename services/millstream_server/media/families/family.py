@@ -1,13 +1,13 @@
-"""What every model family is: its Protocol, the config files it is read from, grids of patches."""
+"""What every model family is, and the config files it is read from."""
 
 from __future__ import annotations
 
 import json
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.items import Geometry, Modality
@@ -19,16 +19,16 @@ class UnusableFamilyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The JSON files of a model's folder; a file that isn't there is empty."""
+    """The JSON files of a model's folder; a file that isn't there is empty.
+
+    The methods raise UnusableFamilyError: a file isn't a JSON object, or it lacks a value that has
+    no default.
+    """
 
     directory: Path
 
     def file(self, name: str) -> Mapping[str, Any]:
-        """Read ``name``.
-
-        Raises:
-            UnusableFamilyError: it isn't a JSON object.
-        """
+        """Read ``name``."""
         path = self.directory / name
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -41,11 +41,7 @@ class ModelConfig:
         return content
 
     def integer(self, key: str, *, section: str = "", default: int | None = None) -> int:
-        """Read a whole number, at least 0, from config.json.
-
-        Raises:
-            UnusableFamilyError: there is none, and no default.
-        """
+        """Read a whole number, at least 0, from config.json."""
         value = self._value(key, section, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             name = f"{section}.{key}" if section else key
@@ -55,11 +51,7 @@ class ModelConfig:
         return value
 
     def number(self, key: str, *, section: str = "", default: float | None = None) -> float:
-        """Read a number, at least 0, from config.json.
-
-        Raises:
-            UnusableFamilyError: there is none, and no default.
-        """
+        """Read a number, at least 0, from config.json."""
         value = self._value(key, section, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             name = f"{section}.{key}" if section else key
@@ -73,11 +65,7 @@ class ModelConfig:
         return (content.get(section) or {} if section else content).get(key, default)
 
     def token(self, key: str, default: str | None = None) -> str:
-        """Read a token's text from tokenizer_config.json, as transformers does.
-
-        Raises:
-            UnusableFamilyError: there is none, and no default.
-        """
+        """Read a token's text from tokenizer_config.json, as transformers does."""
         config = self.file("tokenizer_config.json")
         extra = config.get("extra_special_tokens")
         found = config.get(key) or (extra.get(key) if isinstance(extra, dict) else None) or default
@@ -90,18 +78,15 @@ class ModelConfig:
         return found
 
     def require(self, name: str) -> None:
-        """Check that a file is there.
-
-        Raises:
-            UnusableFamilyError: it isn't.
-        """
+        """Check that a file is there."""
         if not (self.directory / name).is_file():
             raise UnusableFamilyError(
                 f"{self.directory} lacks {name}, which says how media are placed in a prompt"
             )
 
 
-class Family(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family(ABC):
     """How one model places images and videos in its prompts; read from its config files.
 
     A chat template writes `placeholder` once per item. Each occurrence is replaced, in order, by
@@ -109,66 +94,41 @@ class Family(Protocol):
     repeated to its span's length. Strings and token ids only: no torch, no transformers.
     """
 
-    @property
-    def name(self) -> str:
-        """As in `MediaModelInfo.family`."""
-        ...
-
-    @property
-    def modalities(self) -> frozenset[Modality]:
-        """Kinds of media that the model reads."""
-        ...
-
-    @property
-    def embedding_width(self) -> int:
-        """Width of an embedding's row, with what deepstack adds."""
-        ...
-
-    @property
-    def image_tokens(self) -> int:
-        """Tokens of every image; 0 where its grid of patches decides."""
-        ...
-
-    @property
-    def pixel_shape(self) -> tuple[int, ...]:
-        """Shape of preprocessed pixels: [values] of a patch.
-
-        [colours, height, width] in families without a grid, whose images all have one size.
-        """
-        ...
-
-    @property
-    def positions_per_second(self) -> float:
-        """Positions (M-RoPE) per second of a video; 0: they don't depend on its time."""
-        ...
-
-    @property
-    def sampling(self) -> FrameSampling:
-        """Which frames of a video the model's own processor takes; unused without videos."""
-        ...
-
-    @property
-    def writes_times(self) -> bool:
-        """Whether a video's geometry has `timestamps_s`, else `seconds_per_step`."""
-        ...
-
-    @property
-    def repeats_frames(self) -> bool:
-        """Whether the model's own processor fills up a video that is shorter than a grid step."""
-        ...
+    name: str
+    """As in `MediaModelInfo.family`."""
+    modalities: frozenset[Modality] = frozenset(Modality)
+    """Kinds of media that the model reads."""
+    embedding_width: int
+    """Width of an embedding's row, with what deepstack adds."""
+    image_tokens: int = 0
+    """Tokens of every image; 0 where its grid of patches decides."""
+    pixel_shape: tuple[int, ...]
+    """Shape of preprocessed pixels: [values] of a patch; [colours, height, width] in families
+    without a grid, whose images all have one size."""
+    positions_per_second: float = 0.0
+    """Positions (M-RoPE) per second of a video; 0: they don't depend on its time."""
+    sampling: FrameSampling = FrameSampling.LINSPACE
+    """Which frames of a video the model's own processor takes; unused without videos."""
+    writes_times: bool = False
+    """Whether a video's geometry has `timestamps_s`, else `seconds_per_step`."""
+    repeats_frames: bool = False
+    """Whether the model's own processor fills up a video that is shorter than a grid step."""
+    placeholders: Mapping[Modality, str]
+    soft_tokens: Mapping[Modality, int]
 
     def placeholder(self, modality: Modality) -> str:
         """Return what the chat template writes for an item."""
-        ...
+        return self.placeholders[modality]
 
     def soft_token(self, modality: Modality) -> int:
         """Return the id of the token in whose place embeddings are read."""
-        ...
+        return self.soft_tokens[modality]
 
+    @abstractmethod
     def mark(self, modality: Modality, geometry: Geometry) -> str:
         """Return the text that replaces the placeholder, with one soft token per span."""
-        ...
 
+    @abstractmethod
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
         """Return the tokens of each span; their sum is ``tokens``.
 
@@ -176,39 +136,3 @@ class Family(Protocol):
             ValueError: ``tokens`` and ``geometry`` contradict each other, in a sentence with both
             numbers.
         """
-        ...
-
-
-def check_grid(tokens: int, geometry: Geometry, merge: int) -> tuple[int, int, int]:
-    """Return the grid, in which ``merge`` x ``merge`` patches make one token.
-
-    Raises:
-        ValueError: the tokens aren't those of the grid.
-    """
-    if geometry.grid is None:
-        raise ValueError(f"the item has {tokens} tokens but no grid")
-    _, height, width = geometry.grid
-    if height % merge or width % merge:
-        raise ValueError(
-            f"the grid {list(geometry.grid)} must have a height and a width that {merge} divides"
-        )
-    found = math.prod(geometry.grid) // merge**2
-    if found != tokens or tokens < 1:
-        raise ValueError(
-            f"the item has {tokens} tokens, but its grid {list(geometry.grid)} makes {found}"
-        )
-    return geometry.grid
-
-
-def flat_patch(config: ModelConfig, patch_size: int) -> tuple[int]:
-    """Return the shape of a patch's values; ``patch_size`` is the default of its side in pixels.
-
-    Raises:
-        UnusableFamilyError: a value is wrong.
-    """
-    section = "vision_config"
-    channels = config.integer("in_chans", section=section, default=3)
-    channels = config.integer("in_channels", section=section, default=channels)
-    frames = config.integer("temporal_patch_size", section=section, default=2)
-    side = config.integer("patch_size", section=section, default=patch_size)
-    return (channels * frames * side**2,)

@@ -6,65 +6,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.families.family import ModelConfig, UnusableFamilyError
+from millstream_server.media.families.family import Family, ModelConfig, UnusableFamilyError
 from millstream_server.media.items import Geometry, Modality
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma3:
+class Gemma3(Family):
     """Images only, no position ids of their own."""
 
     name: str = "gemma3"
     modalities: frozenset[Modality] = frozenset({Modality.IMAGE})
-    positions_per_second: float = 0.0
-    sampling: FrameSampling = FrameSampling.LINSPACE
-    writes_times: bool = False
-    repeats_frames: bool = False
-    embedding_width: int
-    pixel_shape: tuple[int, ...]
-    image_tokens: int
-    soft_id: int
     soft: str
-    begin: str
     end: str
 
     @classmethod
     def read(cls, config: ModelConfig) -> Self:
-        """Read the model's config files.
-
-        Raises:
-            UnusableFamilyError: a file or a value is missing, or pan-and-scan is on, which makes
-            several pictures of one.
-        """
+        """Read the model's config files; raises UnusableFamilyError."""
         config.require("tokenizer_config.json")
         _refuse_pan_and_scan(config)
         return cls(
             embedding_width=config.integer("hidden_size", section="text_config"),
             pixel_shape=_whole_image(config),
             image_tokens=config.integer("mm_tokens_per_image"),
-            soft_id=config.integer("image_token_index"),
+            soft_tokens={Modality.IMAGE: config.integer("image_token_index")},
             soft=config.token("image_token"),
-            begin=config.token("boi_token"),
+            placeholders={Modality.IMAGE: config.token("boi_token")},
             end=config.token("eoi_token"),
         )
 
-    def placeholder(self, modality: Modality) -> str:
-        """See `Family.placeholder`."""
-        return self.begin
-
-    def soft_token(self, modality: Modality) -> int:
-        """See `Family.soft_token`."""
-        return self.soft_id
-
     def mark(self, modality: Modality, geometry: Geometry) -> str:
-        """See `Family.mark`."""
-        return f"\n\n{self.begin}{self.soft}{self.end}\n\n"
+        return f"\n\n{self.placeholders[modality]}{self.soft}{self.end}\n\n"
 
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
-        """See `Family.span_lengths`."""
         if tokens != self.image_tokens:
             raise ValueError(f"the item has {tokens} tokens; an image has {self.image_tokens}")
         return (tokens,)
@@ -77,6 +52,7 @@ def _whole_image(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _refuse_pan_and_scan(config: ModelConfig) -> None:
+    """It makes several pictures of one."""
     for name in _FILES:
         content = config.file(name)
         sections = [content, content.get("image_processor"), content.get("images_kwargs")]

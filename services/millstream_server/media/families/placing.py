@@ -18,17 +18,14 @@ class Placeable(Protocol):
     @property
     def modality(self) -> Modality:
         """Its kind."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Tokens that it takes."""
-        ...
 
     @property
     def geometry(self) -> Geometry:
         """Its geometry."""
-        ...
 
 
 Placed = tuple[list[int], tuple[tuple[Span, ...], ...]]
@@ -52,14 +49,28 @@ def place(
         InternalError: an item's tokens contradict its geometry, or its family's files the
         tokenizer.
     """
-    _check_counts(text, family, items, field)
-    order = list(_in_order_of_text(text, family, items))
-    ids = encode(_marked(text, family, [items[index] for index in order]))
+    kinds = sorted(family.modalities, key=lambda kind: kind.value)
+    placeholders = re.compile(
+        "|".join(f"(?P<{kind.value}>{re.escape(family.placeholder(kind))})" for kind in kinds)
+    )
+    in_text = [Modality(match.lastgroup) for match in placeholders.finditer(text)]
+    _check_counts(in_text, family, items, field)
+    waiting = {
+        modality: iter([i for i, item in enumerate(items) if item.modality is modality])
+        for modality in family.modalities
+    }
+    order = [next(waiting[modality]) for modality in in_text]
+    marks = iter([family.mark(items[i].modality, items[i].geometry) for i in order])
+    ids = encode(placeholders.sub(lambda _: next(marks), text))
     runs = [run for index in order for run in _runs(family, items, index)]
     softs = {family.soft_token(modality) for modality in family.modalities}
     found = [token for token in ids if token in softs]
     if len(found) > len(runs):
-        _refuse_soft_tokens(family, field, len(found), len(runs))
+        raise InvalidRequestError.of(
+            field,
+            f"the prompt has {len(found)} of the {family.name} model's media tokens, but its "
+            f"images and videos have {len(runs)}; the text must not contain any",
+        )
     if found != [run.token for run in runs]:
         raise InternalError(
             f"The prompt has {len(runs)} runs of media tokens, of which the tokenizer made "
@@ -75,20 +86,9 @@ class _Run:
     length: int
 
 
-def _pattern(family: Family) -> re.Pattern[str]:
-    kinds = sorted(family.modalities, key=lambda kind: kind.value)
-    return re.compile(
-        "|".join(f"(?P<{kind.value}>{re.escape(family.placeholder(kind))})" for kind in kinds)
-    )
-
-
-def _kinds(text: str, family: Family) -> Iterator[Modality]:
-    for match in _pattern(family).finditer(text):
-        yield Modality(match.lastgroup)
-
-
-def _check_counts(text: str, family: Family, items: Sequence[Placeable], field: str) -> None:
-    in_text = list(_kinds(text, family))
+def _check_counts(
+    in_text: Sequence[Modality], family: Family, items: Sequence[Placeable], field: str
+) -> None:
     for modality in Modality:
         wanted = sum(item.modality is modality for item in items)
         name = modality.value
@@ -106,26 +106,6 @@ def _check_counts(text: str, family: Family, items: Sequence[Placeable], field: 
             )
 
 
-def _in_order_of_text(text: str, family: Family, items: Sequence[Placeable]) -> Iterator[int]:
-    """Yield the index of the item at each placeholder."""
-    waiting = {
-        modality: iter([i for i, item in enumerate(items) if item.modality is modality])
-        for modality in Modality
-    }
-    for modality in _kinds(text, family):
-        yield next(waiting[modality])
-
-
-def _marked(text: str, family: Family, in_order: Sequence[Placeable]) -> str:
-    items = iter(in_order)
-
-    def mark(_match: re.Match[str]) -> str:
-        item = next(items)
-        return family.mark(item.modality, item.geometry)
-
-    return _pattern(family).sub(mark, text)
-
-
 def _runs(family: Family, items: Sequence[Placeable], index: int) -> Iterator[_Run]:
     item = items[index]
     try:
@@ -136,14 +116,6 @@ def _runs(family: Family, items: Sequence[Placeable], index: int) -> Iterator[_R
     token = family.soft_token(item.modality)
     for length in lengths:
         yield _Run(index, token, length)
-
-
-def _refuse_soft_tokens(family: Family, field: str, found: int, wanted: int) -> None:
-    raise InvalidRequestError.of(
-        field,
-        f"the prompt has {found} of the {family.name} model's media tokens, but its images and "
-        f"videos have {wanted}; the text must not contain any",
-    )
 
 
 def _expanded(ids: Sequence[int], softs: set[int], runs: Sequence[_Run], count: int) -> Placed:

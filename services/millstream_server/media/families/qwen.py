@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.families.family import (
-    ModelConfig,
-    UnusableFamilyError,
-    check_grid,
-    flat_patch,
-)
+from millstream_server.media.families.family import Family, ModelConfig, UnusableFamilyError
 from millstream_server.media.items import Geometry, Modality
 
 _KEYS = {Modality.IMAGE: "image_token", Modality.VIDEO: "video_token"}
@@ -22,29 +18,8 @@ _PATCH_SIZE_2_5, _PATCH_SIZE_3 = 14, 16
 _TOKENS_PER_SECOND = 4.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Qwen:
-    """The placeholder of an item is its soft token itself."""
-
-    modalities: frozenset[Modality] = frozenset(Modality)
-    image_tokens: int = 0
-    embedding_width: int
-    pixel_shape: tuple[int, ...]
-    soft_tokens: dict[Modality, int]
-    placeholders: dict[Modality, str]
-    merge: int
-
-    def placeholder(self, modality: Modality) -> str:
-        """See `Family.placeholder`."""
-        return self.placeholders[modality]
-
-    def soft_token(self, modality: Modality) -> int:
-        """See `Family.soft_token`."""
-        return self.soft_tokens[modality]
-
-
 def _tokens(config: ModelConfig) -> dict[str, Any]:
-    """Read what both families have: media tokens, and patches that make one."""
+    """Read what both families have: media tokens, which are placeholders too, and the merge."""
     return {
         "soft_tokens": {kind: config.integer(f"{key}_id") for kind, key in _KEYS.items()},
         "placeholders": {kind: config.token(key, _DEFAULTS[kind]) for kind, key in _KEYS.items()},
@@ -53,26 +28,21 @@ def _tokens(config: ModelConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen25Vl(_Qwen):
+class Qwen25Vl(Family):
     """One run for an image or a video; the chat template writes the vision markers."""
 
     name: str = "qwen2_5_vl"
     sampling: FrameSampling = FrameSampling.ARANGE
-    writes_times: bool = False
     repeats_frames: bool = True
-    positions_per_second: float
+    merge: int
 
     @classmethod
     def read(cls, config: ModelConfig) -> Self:
-        """Read the model's config files.
-
-        Raises:
-            UnusableFamilyError: a file or a value is missing.
-        """
+        """Read the model's config files; raises UnusableFamilyError."""
         config.require("tokenizer_config.json")
         return cls(
             embedding_width=config.integer("out_hidden_size", section="vision_config"),
-            pixel_shape=flat_patch(config, _PATCH_SIZE_2_5),
+            pixel_shape=_flat_patch(config, _PATCH_SIZE_2_5),
             positions_per_second=config.number(
                 "tokens_per_second", section="vision_config", default=_TOKENS_PER_SECOND
             ),
@@ -80,37 +50,29 @@ class Qwen25Vl(_Qwen):
         )
 
     def mark(self, modality: Modality, geometry: Geometry) -> str:
-        """See `Family.mark`."""
         return self.placeholders[modality]
 
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
-        """See `Family.span_lengths`."""
-        check_grid(tokens, geometry, self.merge)
+        _check_grid(tokens, geometry, self.merge)
         return (tokens,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Vl(_Qwen):
+class Qwen3Vl(Family):
     """An image is one run; each step of a video has its time and its own run.
 
     A row is the merged patch and, beside it, that of each deepstack level.
     """
 
     name: str = "qwen3_vl"
-    sampling: FrameSampling = FrameSampling.LINSPACE
     writes_times: bool = True
-    repeats_frames: bool = False
-    positions_per_second: float = 0.0
+    merge: int
     vision_start: str
     vision_end: str
 
     @classmethod
     def read(cls, config: ModelConfig) -> Self:
-        """Read the model's config files.
-
-        Raises:
-            UnusableFamilyError: a file or a value is missing.
-        """
+        """Read the model's config files; raises UnusableFamilyError."""
         config.require("tokenizer_config.json")
         levels = config.file("config.json").get("vision_config", {}).get("deepstack_visual_indexes")
         if not isinstance(levels, list):
@@ -121,14 +83,13 @@ class Qwen3Vl(_Qwen):
         width = config.integer("out_hidden_size", section="vision_config")
         return cls(
             embedding_width=width * (1 + len(levels)),
-            pixel_shape=flat_patch(config, _PATCH_SIZE_3),
+            pixel_shape=_flat_patch(config, _PATCH_SIZE_3),
             vision_start=config.token("vision_start_token", "<|vision_start|>"),
             vision_end=config.token("vision_end_token", "<|vision_end|>"),
             **_tokens(config),
         )
 
     def mark(self, modality: Modality, geometry: Geometry) -> str:
-        """See `Family.mark`."""
         token = self.placeholders[modality]
         if modality is Modality.IMAGE:
             return token
@@ -136,8 +97,7 @@ class Qwen3Vl(_Qwen):
         return "".join(f"<{time:.1f} seconds>{run}" for time in geometry.timestamps_s)
 
     def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
-        """See `Family.span_lengths`."""
-        steps = check_grid(tokens, geometry, self.merge)[0]
+        steps = _check_grid(tokens, geometry, self.merge)[0]
         if modality is Modality.IMAGE:
             return (tokens,)
         if len(geometry.timestamps_s) != steps:
@@ -145,3 +105,30 @@ class Qwen3Vl(_Qwen):
                 f"the video has {steps} grid steps but {len(geometry.timestamps_s)} timestamps"
             )
         return (tokens // steps,) * steps
+
+
+def _check_grid(tokens: int, geometry: Geometry, merge: int) -> tuple[int, int, int]:
+    """Return the grid, in which ``merge`` x ``merge`` patches make one token; raises ValueError."""
+    if geometry.grid is None:
+        raise ValueError(f"the item has {tokens} tokens but no grid")
+    _, height, width = geometry.grid
+    if height % merge or width % merge:
+        raise ValueError(
+            f"the grid {list(geometry.grid)} must have a height and a width that {merge} divides"
+        )
+    found = math.prod(geometry.grid) // merge**2
+    if found != tokens or tokens < 1:
+        raise ValueError(
+            f"the item has {tokens} tokens, but its grid {list(geometry.grid)} makes {found}"
+        )
+    return geometry.grid
+
+
+def _flat_patch(config: ModelConfig, patch_size: int) -> tuple[int]:
+    """Return the shape of a patch's values; ``patch_size`` is the default of its side in pixels."""
+    section = "vision_config"
+    channels = config.integer("in_chans", section=section, default=3)
+    channels = config.integer("in_channels", section=section, default=channels)
+    frames = config.integer("temporal_patch_size", section=section, default=2)
+    side = config.integer("patch_size", section=section, default=patch_size)
+    return (channels * frames * side**2,)

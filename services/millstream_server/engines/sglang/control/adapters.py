@@ -17,11 +17,7 @@ from typing import Any
 from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_json
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.model_files.weights import (
-    BadSafetensorsError,
-    StoredTensor,
-    read_header,
-)
+from millstream_server.model_files.weights import BadSafetensorsError, StoredTensor, read_header
 from millstream_server.runtime.errors import InternalError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -59,7 +55,11 @@ def check_adapter(name: str, path: Path, loaded: Checkpoint, limits: AdapterLimi
     Raises:
         InvalidWeightsError: files are missing or not complete, or don't fit to the model.
     """
-    config = _read_config(path)
+    config = read_json(path / _CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise InvalidWeightsError(
+            f"{path / _CONFIG} isn't a LoRA adapter's: peft_type must be LORA."
+        )
     rank = _check_config(path, config, limits)
     tensors = _read_tensors(path)
     modules: dict[str, set[str]] = {}
@@ -73,14 +73,6 @@ def check_adapter(name: str, path: Path, loaded: Checkpoint, limits: AdapterLimi
         modules.setdefault(module, set()).add(found["side"])
     _check_whole(path, modules)
     return LoraAdapter(name, rank, path)
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    file = path / _CONFIG
-    config = read_json(file)
-    if config.get("peft_type") != "LORA":
-        raise InvalidWeightsError(f"{file} isn't a LoRA adapter's: peft_type must be LORA.")
-    return config
 
 
 def _check_config(path: Path, config: Mapping[str, Any], limits: AdapterLimits) -> int:
@@ -198,7 +190,6 @@ class SglangAdapters:
     """
 
     def __init__(self, engine: ControlledEngine, loaded: Checkpoint) -> None:
-        """No adapter is loaded."""
         self._engine = engine
         self._loaded = loaded
         self._limits = AdapterLimits(
@@ -206,7 +197,6 @@ class SglangAdapters:
         )
 
     async def load_adapter(self, name: str, path: Path) -> LoraAdapter:
-        """See `AdapterControl.load_adapter`."""
         engine = self._engine
         adapter = await asyncio.to_thread(check_adapter, name, path, self._loaded, self._limits)
         message = engine.messages.LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(path))
@@ -227,7 +217,6 @@ class SglangAdapters:
         engine.manager.lora_ref_cache.pop(name, None)
 
     async def unload_adapter(self, name: str) -> None:
-        """See `AdapterControl.unload_adapter`."""
         engine = self._engine
         engine.runs.adapters.discard(name)
         engine.manager.lora_ref_cache.pop(name, None)

@@ -2,6 +2,9 @@
 
 SGLang finds out too late: a file that is cut off or a tensor of another shape ends its scheduler,
 a tensor that is missing or has another name leaves the old one in place, without an error.
+
+All functions raise InvalidWeightsError: files are missing, not complete or of another format, or
+config.json, names, shapes or types are not the model's.
 """
 
 from __future__ import annotations
@@ -12,11 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.model_files.weights import (
-    BadSafetensorsError,
-    StoredTensor,
-    read_header,
-)
+from millstream_server.model_files.weights import BadSafetensorsError, StoredTensor, read_header
 from millstream_server.runtime.errors import InvalidWeightsError
 
 _INDEX = "model.safetensors.index.json"
@@ -45,7 +44,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Size of its files."""
         return sum(file.stat().st_size for file in self.files)
 
     @property
@@ -65,11 +63,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read the headers of a directory's safetensors files, and its config.json.
-
-    Raises:
-        InvalidWeightsError: files are missing, not complete, or of another format.
-    """
+    """Read the headers of a directory's safetensors files, and its config.json."""
     if not path.is_dir():
         raise InvalidWeightsError(f"There is no directory {path}.")
     config = read_json(path / "config.json")
@@ -147,11 +141,7 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
 
 
 def read_json(file: Path) -> Mapping[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        InvalidWeightsError: the file can't be read, or has none.
-    """
+    """Read a JSON object."""
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -164,11 +154,7 @@ def read_json(file: Path) -> Mapping[str, Any]:
 
 
 def check_fits(new: Checkpoint, loaded: Checkpoint) -> None:
-    """Check that one checkpoint can take another's place in a running engine.
-
-    Raises:
-        InvalidWeightsError: config.json, names, shapes or types differ.
-    """
+    """Check that one checkpoint can take another's place in a running engine."""
     _check_config(new, loaded)
     needed, given = loaded.needed(), new.needed()
     if missing := sorted(needed.keys() - new.tensors.keys()):
@@ -185,11 +171,7 @@ def check_fits(new: Checkpoint, loaded: Checkpoint) -> None:
 
 
 def check_tensor(name: str, dtype: str, shape: Sequence[int], loaded: Checkpoint) -> None:
-    """Check one tensor; ``dtype`` as safetensors name it.
-
-    Raises:
-        InvalidWeightsError: the model has none of that name, or of another shape or type.
-    """
+    """Check one tensor; ``dtype`` as safetensors name it."""
     ours = loaded.tensors.get(name)
     if ours is None:
         raise InvalidWeightsError(f"The model has no tensor {name!r}.")
@@ -232,11 +214,7 @@ def _differing(
 def read_through(
     checkpoint: Checkpoint, progress: Callable[[int, int], None], stopped: Callable[[], bool]
 ) -> None:
-    """Read all bytes: a disk that fails is noticed now, and SGLang then reads from memory.
-
-    Raises:
-        InvalidWeightsError: a file couldn't be read.
-    """
+    """Read all bytes: a disk that fails is noticed now, and SGLang then reads from memory."""
     total, done = checkpoint.nbytes, 0
     buffer = bytearray(_CHUNK_BYTES)
     progress(0, total)

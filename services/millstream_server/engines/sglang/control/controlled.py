@@ -8,11 +8,12 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
-from millstream_server.engines.sglang.requests.runs import Hold, Runs
+from millstream_server.engines.sglang.requests.runs import Runs
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineBusyError, EngineFailedError
 
@@ -35,7 +36,6 @@ class ControlledEngine:
 
     @property
     def manager(self) -> Any:
-        """SGLang's TokenizerManager."""
         return self.built.engine.tokenizer_manager
 
     @property

@@ -17,11 +17,11 @@ from millstream_server.control.operations import (
     PauseMode,
     ProfileActivity,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.sglang.control.adapters import SglangAdapters
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.weights import SglangWeights
-from millstream_server.engines.sglang.requests.runs import Hold
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -93,12 +93,10 @@ class SglangMemory:
     """
 
     def __init__(self, engine: ControlledEngine) -> None:
-        """Nothing is released."""
         self._engine = engine
         self._released: set[MemoryTag] = set()
 
     async def release_memory(self, tags: Collection[MemoryTag]) -> None:
-        """See `MemoryControl.release_memory`."""
         engine = self._engine
         engine.runs.gate.close(Hold.RELEASED)
         try:
@@ -111,7 +109,6 @@ class SglangMemory:
         await engine.call(engine.manager.release_memory_occupation(message))
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
-        """See `MemoryControl.resume_memory`."""
         engine = self._engine
         message = engine.messages.ResumeMemoryOccupationReqInput(tags=_names(tags))
         await engine.call(engine.manager.resume_memory_occupation(message))
@@ -123,7 +120,6 @@ class SglangMemory:
             self._engine.runs.gate.release(Hold.RELEASED)
 
     async def memory_use(self) -> MemoryUse:
-        """See `MemoryControl.memory_use`."""
         pids = self._engine.built.engine.get_all_child_pids()
         on_gpu = self._engine.config.resolved_device() == "cuda"
         return await asyncio.to_thread(measure, pids, on_gpu=on_gpu)
@@ -148,11 +144,9 @@ class SglangPause:
     """
 
     def __init__(self, engine: ControlledEngine) -> None:
-        """It isn't paused."""
         self._engine = engine
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `PauseControl.pause`."""
         engine = self._engine
         if mode is PauseMode.RETRACT and (why := _NO_RETRACT.get(engine.config.role)):
             raise UnsupportedFeatureError(
@@ -160,20 +154,14 @@ class SglangPause:
             )
         engine.runs.gate.close(Hold.PAUSED)
         if mode is PauseMode.ABORT:
-            await self._end_all()
+            engine.runs.pause_out()
+            if tasks := list(engine.runs.tasks()):
+                await asyncio.wait(tasks)  # until SGLang has released them
             mode = PauseMode.IN_PLACE  # with no request it is only the scheduler that pauses
         message = engine.messages.PauseGenerationReqInput(mode=mode.value)
         await engine.call(engine.manager.pause_generation(message))
 
-    async def _end_all(self) -> None:
-        """End all requests, and wait until SGLang has released them."""
-        runs = self._engine.runs
-        runs.pause_out()
-        if tasks := list(runs.tasks()):
-            await asyncio.wait(tasks)
-
     async def go_on(self) -> None:
-        """See `PauseControl.go_on`."""
         engine = self._engine
         message = engine.messages.ContinueGenerationReqInput()
         await engine.call(engine.manager.continue_generation(message))
@@ -194,13 +182,11 @@ class SglangProfile:
     """See `control.operations.ProfileControl`."""
 
     def __init__(self, engine: ControlledEngine) -> None:
-        """Nothing is recorded."""
         self._engine = engine
 
     async def start_profile(
         self, directory: Path, activities: Collection[ProfileActivity], steps: int
     ) -> None:
-        """See `ProfileControl.start_profile`."""
         engine = self._engine
         on_gpu = engine.config.resolved_device() == "cuda"
         if not on_gpu and (wrong := set(activities) - {ProfileActivity.CPU}):
@@ -223,7 +209,6 @@ class SglangProfile:
             raise _failed(error) from error
 
     async def stop_profile(self) -> None:
-        """See `ProfileControl.stop_profile`."""
         engine = self._engine
         try:
             await engine.call(engine.manager.stop_profile())

@@ -1,4 +1,9 @@
-"""The sources of weights: how each is checked, and given to SGLang."""
+"""The sources of weights: how each is checked, and given to SGLang.
+
+The `check_` functions raise InvalidWeightsError: the weights don't fit, or nobody listens at the
+address; or UnsupportedFeatureError: this engine takes none from there. The `from_` functions load
+what was checked, and raise UpdateFailedError: SGLang couldn't.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +64,7 @@ async def _done(engine: ControlledEngine, call: Coroutine[Any, Any, Any], *, wro
 
 
 async def from_disk(engine: ControlledEngine, path: Path, version: str) -> None:
-    """Load a checkpoint that was checked.
-
-    Raises:
-        UpdateFailedError: SGLang couldn't.
-    """
+    """Load a checkpoint that was checked."""
     message = engine.messages.UpdateWeightFromDiskReqInput(
         model_path=str(path), weight_version=version, load_format="safetensors"
     )
@@ -75,12 +76,7 @@ async def from_disk(engine: ControlledEngine, path: Path, version: str) -> None:
 
 
 def check_tensors(engine: ControlledEngine, source: TensorWeights, loaded: Checkpoint) -> None:
-    """Check names, shapes, types and sizes.
-
-    Raises:
-        InvalidWeightsError: they don't fit to the model.
-        UnsupportedFeatureError: the engine takes no tensors.
-    """
+    """Check names, shapes, types and sizes."""
     _one_replica(engine)
     _check_named([tensor for tensor, _ in source.tensors], loaded)
     for tensor, data in source.tensors:
@@ -122,11 +118,7 @@ async def _session(engine: ControlledEngine) -> AsyncIterator[None]:
 
 
 async def from_tensors(engine: ControlledEngine, source: TensorWeights, version: str) -> None:
-    """Load tensors that were checked.
-
-    Raises:
-        UpdateFailedError: SGLang couldn't.
-    """
+    """Load tensors that were checked."""
     ranks = int(engine.argument("tp_size") or 1)
     wrote = False
     async with _session(engine):
@@ -176,12 +168,7 @@ def _serialize(batch: _Batch, ranks: int) -> list[bytes]:
 async def check_broadcast(
     engine: ControlledEngine, source: BroadcastWeights, loaded: Checkpoint
 ) -> None:
-    """Check the tensors, the ranks, and that the trainer listens.
-
-    Raises:
-        InvalidWeightsError: they don't fit, or nobody listens at the address.
-        UnsupportedFeatureError: the engine takes no broadcast, or not with this backend.
-    """
+    """Check the tensors, the ranks, and that the trainer listens."""
     _one_replica(engine)
     on_gpu = engine.config.resolved_device() == "cuda"
     if source.backend != (needed := "nccl" if on_gpu else "gloo"):
@@ -222,11 +209,7 @@ def _host_port(address: str) -> tuple[str, int]:
 
 
 async def from_broadcast(engine: ControlledEngine, source: BroadcastWeights, version: str) -> None:
-    """Join the trainer's group, receive its tensors, leave the group.
-
-    Raises:
-        UpdateFailedError: SGLang couldn't.
-    """
+    """Join the trainer's group, receive its tensors, leave the group."""
     messages, manager = engine.messages, engine.manager
     host, port = _host_port(source.master_address)
     join = messages.InitWeightsUpdateGroupReqInput(
@@ -258,11 +241,7 @@ async def from_broadcast(engine: ControlledEngine, source: BroadcastWeights, ver
 
 
 def check_ipc(engine: ControlledEngine) -> None:
-    """Check that there is a GPU.
-
-    Raises:
-        UnsupportedFeatureError: there is none.
-    """
+    """Check that there is a GPU."""
     _one_replica(engine)
     if engine.config.resolved_device() != "cuda":
         raise UnsupportedFeatureError(
@@ -271,11 +250,7 @@ def check_ipc(engine: ControlledEngine) -> None:
 
 
 async def from_ipc(engine: ControlledEngine, source: IpcWeights, version: str) -> None:
-    """Take the tensors of a checkpoint engine; not run here, where there is no GPU.
-
-    Raises:
-        UpdateFailedError: SGLang couldn't.
-    """
+    """Take the tensors of a checkpoint engine; not run here, where there is no GPU."""
     message = engine.messages.UpdateWeightsFromIPCReqInput(
         zmq_handles=dict(source.zmq_addresses), weight_version=version
     )

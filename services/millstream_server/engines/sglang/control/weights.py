@@ -14,6 +14,7 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.sglang.control import sources
 from millstream_server.engines.sglang.control.checkpoint import (
     Checkpoint,
@@ -23,11 +24,7 @@ from millstream_server.engines.sglang.control.checkpoint import (
 )
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.sources import UpdateFailedError
-from millstream_server.engines.sglang.requests.runs import Hold
-from millstream_server.runtime.errors import (
-    EngineFailedError,
-    InvalidWeightsError,
-)
+from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -50,7 +47,6 @@ class SglangWeights:
         """The checkpoint that the weights are; None: they are in no file."""
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
-        """See `WeightControl.check_weights`."""
         match source:
             case DiskWeights(path):
                 await self._check_disk(path, progress)
@@ -82,7 +78,6 @@ class SglangWeights:
         return found
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
-        """See `WeightControl.update_weights`."""
         engine = self._engine
         async with engine.runs.gate.closed(Hold.UPDATING):
             if isinstance(source, DiskWeights):

@@ -33,12 +33,10 @@ def activate() -> None:
         RuntimeError: there is a GPU, or SGLang was imported already.
     """
     if gpu_present():
-        message = "This machine has a GPU: the CPU stand-in for SGLang refuses to start."
-        raise RuntimeError(message)
+        raise RuntimeError("This machine has a GPU: the CPU stand-in for SGLang refuses to start.")
     if not is_active():
         if "sglang" in sys.modules:
-            message = "sglang was imported before the CPU stand-in was activated."
-            raise RuntimeError(message)
+            raise RuntimeError("sglang was imported before the CPU stand-in was activated.")
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ON_PATH), inherited)))
     os.environ.update(_FORCED)

@@ -107,7 +107,6 @@ class StepHook:
     def around_step(
         self, original: Callable[..., None], stage: Any, ctx: Any, step: Any, *args: Any
     ) -> None:
-        """Run a step, or end its request."""
         batch, server_args = args
         request_id = next(iter(batch.client_request_ids()), "")
         self._receive()

@@ -48,7 +48,6 @@ class SglangDiffuserConfig:
     """Level of SGLang's loggers, in this process and in those it spawns."""
 
     def resolved_device(self) -> str:
-        """Return "cpu" or "cuda"."""
         return resolved(self.device)
 
 
@@ -99,9 +98,8 @@ def _model_id(config: SglangDiffuserConfig, knows: Callable[[str], bool]) -> str
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineFailedError(f"The model's {INDEX} can't be read.") from error
     if kind not in _MODEL_IDS:
-        message = (
+        raise EngineFailedError(
             f"The model is a {kind}, and its folder's name isn't one that SGLang knows: give the "
             "model's published name as the model id."
         )
-        raise EngineFailedError(message)
     return _MODEL_IDS[kind]

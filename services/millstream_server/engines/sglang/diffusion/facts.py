@@ -82,6 +82,7 @@ def describe(
         str(config.model_path), backend=server_args.backend, model_id=server_args.model_id
     )
     kind = read_kind(server_args.pipeline_config)
+    scheduler = _read(config.model_path, "scheduler")
     width = given.width or _whole(own.width or _SIDE, geometry)
     height = given.height or _whole(own.height or _SIDE, geometry)
     return DiffuserInfo(
@@ -95,13 +96,13 @@ def describe(
         min_size=geometry.size_step * _LEAST_PATCHES[kind],
         max_pixels=given.max_pixels or max(_MAX_PIXELS, width * height),
         default_steps=given.steps or own.num_inference_steps or 50,
-        max_steps=given.max_steps or _train_steps(config.model_path),
+        max_steps=given.max_steps or int(scheduler.get("num_train_timesteps", 1000)),
         default_guidance_scale=float(
             own.guidance_scale if given.guidance_scale is None else given.guidance_scale
         ),
         max_outputs=_MAX_OUTPUTS,
         max_prompt_tokens=min(prompt_limit, given.max_prompt_tokens or prompt_limit),
-        schedulers=(_scheduler(config.model_path),),
+        schedulers=(_scheduler_name(str(scheduler.get("_class_name", "own"))),),
         **(_video_facts(own, given, geometry) if kind is Kind.VIDEO else {}),
     )
 
@@ -120,13 +121,8 @@ def _video_facts(own: Any, given: ModelDefaults, geometry: Geometry) -> dict[str
     }
 
 
-def _train_steps(model_path: Path) -> int:
-    return int(_read(model_path, "scheduler").get("num_train_timesteps", 1000))
-
-
-def _scheduler(model_path: Path) -> str:
-    """Return the name of the model's own scheduler, as requests write it."""
-    kind = str(_read(model_path, "scheduler").get("_class_name", "own"))
+def _scheduler_name(kind: str) -> str:
+    """Return the name of a scheduler, as requests write it."""
     short = re.sub(r"(Multistep|Singlestep|Discrete)?Scheduler$", "", kind).replace(
         "UniPC", "Unipc"
     )
@@ -149,7 +145,6 @@ class PromptCounter:
     """
 
     def __init__(self, pipeline_config: Any, model_path: Path) -> None:
-        """Load the tokenizer."""
         self._config = pipeline_config
         encoders = len(pipeline_config.text_encoder_configs)
         folder = model_path / ("tokenizer" if encoders == 1 else f"tokenizer_{encoders}")
@@ -160,7 +155,6 @@ class PromptCounter:
         """Most tokens that the text encoder reads."""
 
     def count(self, prompt: str) -> int:
-        """Return the number of tokens, uncut."""
         config = self._config
         preprocess = config.preprocess_text_funcs[-1]
         text = prompt if preprocess is None else preprocess(prompt)

@@ -9,11 +9,7 @@ from millstream_server.diffusion.diffuser import Job, too_little_memory
 from millstream_server.diffusion.request import Kind
 from millstream_server.engines.sglang.diffusion.child import PREVIEW_KEY, Picture
 from millstream_server.media.items import Frames, Modality
-from millstream_server.runtime.errors import (
-    InternalError,
-    InvalidRequestError,
-    ServingError,
-)
+from millstream_server.runtime.errors import InternalError, InvalidRequestError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)

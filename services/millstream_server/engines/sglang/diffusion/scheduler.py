@@ -23,6 +23,7 @@ from millstream_server.engines.sglang.diffusion.config import (
     SglangDiffuserConfig,
     generator_arguments,
 )
+from millstream_server.engines.sglang.importing import import_sglang
 from millstream_server.engines.sglang.launch import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
@@ -83,6 +84,7 @@ class Channel:
 
 
 _RUNTIME = "sglang.multimodal_gen.runtime"
+_GENERATOR = f"{_RUNTIME}.entrypoints.diffusion_generator"
 _PROCESS_NAME = "sglang-diffusionWorker-"
 _ENDING_POLL_S = 0.2
 _DEATH_TIMEOUT_S = 60.0
@@ -95,6 +97,9 @@ class Scheduler:
 
     One thread starts them and lives as long as they do: they get SIGKILL when their parent thread
     ends (PR_SET_PDEATHSIG). So they also end with the worker, however it ends.
+
+    `start`, `supervise` and `usable` raise EngineFailedError: the processes couldn't be started, so
+    that none is left, or ended too often, or it was closed.
     """
 
     def __init__(
@@ -122,11 +127,7 @@ class Scheduler:
         """The `DiffGenerator`, once started."""
 
     async def start(self) -> None:
-        """Start the processes and load the model.
-
-        Raises:
-            EngineFailedError: it failed; no process is left running.
-        """
+        """Start the processes and load the model."""
         loop = asyncio.get_running_loop()
         await self.kill()
         self._launch = loop.run_in_executor(self._executor, self._start_here, loop)
@@ -143,22 +144,14 @@ class Scheduler:
         asyncio.get_running_loop().add_reader(descriptor, self._lost, pid)
 
     def supervise(self, on_failure: Callable[[EngineFailedError], Awaitable[None]]) -> None:
-        """Let jobs come, and start the processes again when one ends, but not too often.
-
-        Raises:
-            EngineFailedError: one has ended already, or it was closed.
-        """
+        """Let jobs come, and start the processes again when one ends, but not too often."""
         if self.fault is not None:
             raise self.fault
         self._on_failure = on_failure
         self._usable.set()
 
     async def usable(self) -> None:
-        """Wait until the processes are there.
-
-        Raises:
-            EngineFailedError: they ended too often, or it was closed.
-        """
+        """Wait until the processes are there."""
         await self._usable.wait()
         if self.fault is not None:
             raise self.fault
@@ -217,8 +210,11 @@ class Scheduler:
 
     def _start_processes(self, channel: Channel) -> None:
         first = self.generator is None
+        module = import_sglang(_GENERATOR, self._config.resolved_device())
         if first:
-            _import_sglang(self._config)
+            if self._config.resolved_device() == "cpu":
+                sglang_cpu.patch_diffusion()
+            logging.getLogger("sglang").setLevel(self._config.log_level.upper())
         launch: Any = importlib.import_module(f"{_RUNTIME}.launch_server")
         server_args: Any = importlib.import_module(f"{_RUNTIME}.server_args.server_args")
         if self._ended.is_set():
@@ -230,14 +226,16 @@ class Scheduler:
             replaced(server_args, "configure_logger", keep_our_logging),
         ):
             if first:
-                self.generator = _make_generator(self._config)
+                registry: Any = importlib.import_module("sglang.multimodal_gen.registry")
+                knows = registry.has_registered_diffusion_model_path
+                arguments = generator_arguments(self._config, knows)
+                self.generator = module.DiffGenerator.from_pretrained(**arguments)
             else:
                 self.generator.local_scheduler_process = launch.launch_server(
                     self.generator.server_args, launch_http_server=False
                 )
 
     def stop(self, stop: Stop) -> None:
-        """End a request."""
         if self._channel is not None:
             self._channel.stop(stop)
 
@@ -275,28 +273,6 @@ class Scheduler:
         if self.generator is not None:
             await asyncio.to_thread(self.generator.shutdown)
         self._executor.shutdown(wait=False)
-
-
-def _import_sglang(config: SglangDiffuserConfig) -> None:
-    """Import SGLang, and restore the event loop policy, should its import replace it."""
-    on_cpu = config.resolved_device() == "cpu"
-    if on_cpu:
-        sglang_cpu.activate()
-    policy = asyncio.get_event_loop_policy()
-    try:
-        importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
-    finally:
-        asyncio.set_event_loop_policy(policy)
-    if on_cpu:
-        sglang_cpu.patch_diffusion()
-    logging.getLogger("sglang").setLevel(config.log_level.upper())
-
-
-def _make_generator(config: SglangDiffuserConfig) -> Any:
-    registry: Any = importlib.import_module("sglang.multimodal_gen.registry")
-    arguments = generator_arguments(config, registry.has_registered_diffusion_model_path)
-    module: Any = importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
-    return module.DiffGenerator.from_pretrained(**arguments)
 
 
 def _processes() -> list[multiprocessing.process.BaseProcess]:

@@ -5,6 +5,8 @@ ZeroMQ and msgspec, which come with SGLang, are imported only when there are eve
 This process binds the sockets of events and the schedulers connect: so it misses nothing while it
 starts, and schedulers on other machines reach it without a list of their addresses. The sockets of
 the replay are SGLang's, so only schedulers on this machine have one.
+
+What finds an address or binds it raises EngineFailedError: it can't.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import socket
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.control.engine import Role
-from millstream_server.engines.sglang.config import SglangEngineConfig, data_parallel_ranks
+from millstream_server.engines.sglang.config import (
+    SglangEngineConfig,
+    data_parallel_ranks,
+    first_address,
+)
 from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
@@ -85,11 +90,7 @@ def publishes(config: SglangEngineConfig) -> bool:
 
 
 def endpoints(config: SglangEngineConfig, directory: Path) -> KvEndpoints | None:
-    """Choose the addresses; ``directory`` is this process's own. None: there are no events.
-
-    Raises:
-        EngineFailedError: `leader_address` doesn't resolve.
-    """
+    """Choose the addresses; ``directory`` is this process's own. None: there are no events."""
     if not publishes(config):
         return None
     ranks = data_parallel_ranks(config.extra)
@@ -121,12 +122,7 @@ def spread(config: SglangEngineConfig) -> bool:
 
 def _address(host: str) -> str:
     """Return the address to bind for a host's name."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        message = f"leader_address: {host!r} does not resolve to an address."
-        raise EngineFailedError(message) from error
-    address = str(found[0][4][0])
+    address = first_address(host.strip("[]"), "leader_address")
     return f"[{address}]" if ":" in address else address
 
 
@@ -143,13 +139,11 @@ class KvEventFeed:
     """
 
     def __init__(self) -> None:
-        """Follow nothing."""
         self._sink: KvEventSink | None = None
         self._readers: list[Any] = []
         self._resources = ExitStack()
 
     def follow(self, sink: KvEventSink) -> None:
-        """Send all events to ``sink``."""
         self._sink = sink
 
     def open(self, config: SglangEngineConfig) -> SglangEngineConfig:
@@ -209,11 +203,7 @@ class KvEventFeed:
 
 
 def with_publisher(config: SglangEngineConfig) -> SglangEngineConfig:
-    """Make a follower's schedulers send their events to the leader, if they have ranks' own.
-
-    Raises:
-        EngineFailedError: `leader_address` doesn't resolve.
-    """
+    """Make a follower's schedulers send their events to the leader, if they have ranks' own."""
     if not (spread(config) and config.kv_events_port):
         return config
     there = endpoints(config, Path())

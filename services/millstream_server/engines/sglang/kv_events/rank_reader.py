@@ -24,18 +24,13 @@ class BatchOrder:
 
     def __init__(self, most_held: int = MOST_HELD) -> None:
         """Expect number 0; hold at most ``most_held`` batches that wait for an earlier one."""
-        self._next = 0
+        self.next = 0
+        """The number that is expected."""
         self._held: dict[int, bytes] = {}
         self._most_held = most_held
 
     @property
-    def next(self) -> int:
-        """The number that is expected."""
-        return self._next
-
-    @property
     def incomplete(self) -> bool:
-        """Whether batches are held that wait for an earlier one."""
         return bool(self._held)
 
     @property
@@ -45,21 +40,21 @@ class BatchOrder:
 
     def take(self, number: int, payload: bytes) -> list[bytes]:
         """Take a batch; return those that are in order now."""
-        if number >= self._next:
+        if number >= self.next:
             self._held.setdefault(number, payload)
         return self._in_order()
 
     def give_up(self) -> list[bytes]:
         """Go on with the first batch that is held; return those that are in order then."""
         if self._held:
-            self._next = min(self._held)
+            self.next = min(self._held)
         return self._in_order()
 
     def _in_order(self) -> list[bytes]:
         ready = []
-        while (payload := self._held.pop(self._next, None)) is not None:
+        while (payload := self._held.pop(self.next, None)) is not None:
             ready.append(payload)
-            self._next += 1
+            self.next += 1
         return ready
 
 
@@ -117,7 +112,6 @@ class Inlet:
         self.look()
 
     def close(self) -> None:
-        """Stop, and close the socket."""
         if self._later is not None:
             self._later.cancel()
         self._loop.remove_reader(self._descriptor)
@@ -251,6 +245,5 @@ class RankReader:
         self._apply(self._order.give_up())
 
     def close(self) -> None:
-        """Close the sockets."""
         self._end_replay()
         self._events.close()

@@ -40,10 +40,6 @@ class Stored(msgspec.Struct, tag="BlockStored", gc=False):
     cache_salt: str | None = None
     lora_name: str | None = None
 
-    def tokens(self) -> list[int]:
-        """Read the token ids."""
-        return _TOKENS.decode(self.token_ids)
-
 
 class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
     """Blocks that are no longer cached in a medium."""
@@ -67,18 +63,6 @@ _TOKENS = msgspec.msgpack.Decoder(list[int])
 
 class UnreadableBatchError(Exception):
     """A batch isn't what SGLang sends."""
-
-
-def read(payload: bytes) -> list[Stored | Removed | Cleared]:
-    """Read a batch.
-
-    Raises:
-        UnreadableBatchError: it is none.
-    """
-    try:
-        return _BATCH.decode(payload).events
-    except msgspec.DecodeError as error:
-        raise UnreadableBatchError(str(error)) from error
 
 
 _MEDIA = {
@@ -106,7 +90,6 @@ class Translation:
     """Translates one rank's events, in order."""
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._adapter_blocks: dict[int, _AdapterBlock] = {}
         """By SGLang's hash."""
         self._holders: Counter[tuple[int, Medium]] = Counter()
@@ -118,18 +101,21 @@ class Translation:
         Raises:
             UnreadableBatchError: it isn't what SGLang sends.
         """
+        try:
+            events = _BATCH.decode(payload).events
+        except msgspec.DecodeError as error:
+            raise UnreadableBatchError(str(error)) from error
         found: list[KvEvent] = []
-        for event in read(payload):
+        for event in events:
             if isinstance(event, Stored):
                 found += self._stored(event)
             elif isinstance(event, Removed):
                 found += self._removed(event)
-            elif isinstance(event, Cleared):
+            else:
                 found.append(self.cleared())
         return found
 
     def cleared(self) -> CacheCleared:
-        """Forget all blocks."""
         self._adapter_blocks.clear()
         self._holders.clear()
         return CacheCleared()
@@ -164,7 +150,7 @@ class Translation:
             parent = hash_of(digest)
         else:
             return []  # its parent was told before a gap, and is lost
-        tokens = [token & _TOKEN_MASK for token in event.tokens()]
+        tokens = [token & _TOKEN_MASK for token in _TOKENS.decode(event.token_ids)]
         size = len(tokens) // len(event.block_hashes) if event.block_hashes else 0
         hashes = []
         for index, theirs in enumerate(event.block_hashes):

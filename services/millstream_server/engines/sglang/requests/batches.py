@@ -46,11 +46,9 @@ class Taker(Protocol):
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         """Take tokens that are new, if any; more will come."""
-        ...
 
     def give_up(self, error: Exception) -> None:
         """End the request: `take` has raised this."""
-        ...
 
 
 class BatchReader:
@@ -92,7 +90,11 @@ class BatchReader:
                 continue
             rest.append(self._taken)
             try:
-                _hand_over(taker, state, batch, i)
+                token_ids = tuple(batch.output_ids[i])
+                logprobs: tuple[TokenLogprob, ...] = ()
+                if state.obj.return_logprob:
+                    logprobs = read_logprobs(batch, i, top=state.obj.top_logprobs_num > 0)
+                taker.take(token_ids, logprobs[: len(token_ids)])
             except Exception as error:  # noqa: BLE001 - it would end the loop, so all requests
                 taker.give_up(error)
             self._times.note(state, batch, i)
@@ -113,15 +115,6 @@ def _more_than_tokens(batch: Any, i: int, state: Any) -> bool:
     )
 
 
-def _hand_over(taker: Taker, state: Any, batch: Any, i: int) -> None:
-    token_ids = tuple(batch.output_ids[i])
-    if state.obj.return_logprob:
-        logprobs = read_logprobs(batch, i, top=state.obj.top_logprobs_num > 0)
-        taker.take(token_ids, logprobs[: len(token_ids)])
-    else:
-        taker.take(token_ids, ())
-
-
 class _Times:
     """Keeps SGLang's times of each request, and its metrics made from them, as it does itself.
 
@@ -136,11 +129,9 @@ class _Times:
         """How many tokens of the batch came after so many seconds."""
 
     def begin(self) -> None:
-        """Begin a batch."""
         self._now = time.perf_counter()
 
     def note(self, state: Any, batch: Any, i: int) -> None:
-        """Note a request's part of the batch."""
         times, manager = state.time_stats, self._manager
         if not times.first_token_time:
             times.set_first_token_time(self._now)
@@ -158,7 +149,6 @@ class _Times:
             state.last_completion_tokens = batch.completion_tokens[i]
 
     def end(self) -> None:
-        """End a batch."""
         for wait_s, tokens in self._waits.items():
             collector = self._manager.metrics_collector
             collector.observe_inter_token_latency(collector.labels, wait_s * tokens, tokens)

@@ -54,7 +54,8 @@ def _bundle(
     if role is Role.DECODE:
         bundle["precomputed_embeddings"] = torch.zeros(sum(item.tokens for item in items), 1)
     else:
-        whole = _joined([_to_torch(item, torch) for item in items], torch)
+        parts = [_to_torch(item, torch) for item in items]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         _check_finite(whole, modality, torch)
         pixels = items[0].content is Content.PIXELS
         bundle[_PIXELS[modality] if pixels else "precomputed_embeddings"] = whole
@@ -82,16 +83,11 @@ def _check_finite(whole: Any, modality: Modality, torch: Any) -> None:
         )
 
 
-def _joined(parts: Sequence[Any], torch: Any) -> Any:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
 def _to_torch(item: MediaInput, torch: Any) -> Any:
     """View the fetched bytes as a tensor, without a copy unless they are read-only."""
     tensor: Tensor | None = item.tensor
     if tensor is None:
-        message = "The engine was given media without their tensors."
-        raise InternalError(message)
+        raise InternalError("The engine was given media without their tensors.")
     data = bytearray(tensor.data) if tensor.data.readonly else tensor.data
     flat = torch.frombuffer(data, dtype=getattr(torch, tensor.spec.element_type.value))
     return flat.view(tensor.spec.shape)

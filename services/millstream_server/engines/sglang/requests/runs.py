@@ -6,12 +6,12 @@ The task gets the end, and what `requests.batches` leaves; other tokens come fro
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import enum
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.gate import Gate, Hold
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.loads import RankProgress
@@ -34,63 +34,6 @@ from millstream_server.runtime.errors import (
     WorkerPausedError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-
-
-class Hold(enum.Enum):
-    """Why requests wait."""
-
-    PAUSED = "paused"
-    RELEASED = "memory released"
-    UPDATING = "updating weights"
-
-
-class Gate:
-    """Open unless something holds it; requests and probes wait in front of it.
-
-    SGLang has no such thing for all operations: it would run a request with memory that is
-    released, and one that waits in its own pause can't be aborted.
-    """
-
-    def __init__(self) -> None:
-        """Start open."""
-        self._holds: set[Hold] = set()
-        self._open = asyncio.Event()
-        self._open.set()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing holds it."""
-        return not self._holds
-
-    def holds(self, hold: Hold) -> bool:
-        """Return whether ``hold`` is one of the reasons why requests wait."""
-        return hold in self._holds
-
-    async def passed(self) -> None:
-        """Wait until it is open."""
-        while self._holds:
-            await self._open.wait()
-
-    def close(self, hold: Hold) -> None:
-        """Let requests wait; a second time has no effect."""
-        self._holds.add(hold)
-        self._open.clear()
-
-    def release(self, hold: Hold) -> None:
-        """Take one reason away."""
-        self._holds.discard(hold)
-        if not self._holds:
-            self._open.set()
-
-    @contextlib.asynccontextmanager
-    async def closed(self, hold: Hold) -> AsyncIterator[None]:
-        """Let requests wait during the ``with`` block."""
-        self.close(hold)
-        try:
-            yield
-        finally:
-            self.release(hold)
-
 
 log = get_log(__name__)
 
@@ -119,13 +62,11 @@ class Run:
     """Its tokens are for the sink."""
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
-        """See `batches.Taker`."""
         self.taken += len(token_ids)
         if token_ids and self.emits and not self.over:
             self.sink.emit(token_ids, logprobs)
 
     def give_up(self, error: Exception) -> None:
-        """See `batches.Taker`."""
         log.error("a request's output was refused", engine_id=self.request.engine_id, error=error)
         self.end(InternalError("The worker failed to pass on the request's output."))
         if self.task is not None:
@@ -152,6 +93,8 @@ class Runs:
     def __init__(self, role: Role, progress: RankProgress) -> None:
         """Start without any; `start` before the first `launch`."""
         self.gate = Gate()
+        """SGLang has none for all operations: it would run a request with memory that is released,
+        and one that waits in its own pause can't be aborted."""
         self.adapters: set[str] = set()
         """Names of adapters that requests may use: SGLang loads one that was unloaded again."""
         self.blocks: BlockBudget | None = None
@@ -170,11 +113,9 @@ class Runs:
         keep_steps_apart(getattr(manager, "mm_processor", None))
 
     def __contains__(self, engine_id: str) -> bool:
-        """Return whether a request of this id is open."""
         return engine_id in self._runs
 
     def __len__(self) -> int:
-        """Return the number of open requests."""
         return len(self._runs)
 
     def at_engine(self) -> list[Run]:
@@ -182,7 +123,6 @@ class Runs:
         return [run for run in self._runs.values() if run.started and not run.preparing]
 
     def tasks(self) -> Iterable[asyncio.Task[None]]:
-        """Return the requests' tasks."""
         return [run.task for run in self._runs.values() if run.task is not None]
 
     def launch(self, run: Run) -> None:
@@ -197,7 +137,9 @@ class Runs:
             if run.aborted:
                 run.end(cancelled(run.request))
             elif not run.over:
-                await self._generate(run)
+                run.preparing = True
+                async with self.blocks.room(run.request) if self.blocks else nullcontext():
+                    await self._stream(run)
         except asyncio.CancelledError:
             # By `abort`, before SGLang's scheduler knew the request, or after the engine's end.
             run.end(cancelled(run.request, emitted=self._reported(run)))
@@ -209,20 +151,11 @@ class Runs:
         finally:
             del self._runs[run.request.engine_id]
 
-    async def _generate(self, run: Run) -> None:
-        if self.blocks is None:
-            await self._stream(run)
-            return
-        run.preparing = True
-        async with self.blocks.room(run.request):
-            run.preparing = False
-            await self._stream(run)
-
     async def _stream(self, run: Run) -> None:
         await self._prepare(run)
         assert self._built is not None  # noqa: S101 - `start` comes first
         stream = await self._built.engine.async_generate(**run.arguments)
-        async with contextlib.aclosing(stream):
+        async with aclosing(stream):
             async for raw in stream:
                 chunk = read_chunk(raw)
                 run.take(chunk.token_ids, chunk.logprobs)
@@ -232,7 +165,6 @@ class Runs:
         run.end(InternalError("The engine ended the request without a reason."))
 
     async def _prepare(self, run: Run) -> None:
-        run.preparing = True
         if media := run.request.prompt.media:  # in a thread: it reads every number
             found = await asyncio.to_thread(media_arguments, media, self._role)
             run.arguments.update(found)
@@ -256,7 +188,6 @@ class Runs:
         return 0 if self._role is Role.PREFILL else run.taken
 
     def abort(self, engine_id: str) -> None:
-        """Stop a request; see `Generator.abort`."""
         run = self._runs.get(engine_id)
         if run is None or run.aborted or self._built is None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
 from millstream_server.control.engine import Role
@@ -21,7 +22,6 @@ from millstream_server.runtime.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.telemetry.trace_context import TraceContext
 
 _KNOB_NAMES = {"seed": "sampling_seed"}
 """Knobs that have another name in SGLang."""
@@ -32,9 +32,6 @@ _TOP_K_ALL = 1 << 30
 # SGLang divides logits by it, then by the temperature, which is 1e-6 or more. A quotient that isn't
 # finite ends its scheduler. A little below 1e-6, which is no float32.
 _LEAST_REPETITION_PENALTY = 2.0**-20
-
-_BAD_REQUEST = 400
-_SERVICE_UNAVAILABLE = 503
 
 # Words in SGLang's error texts, lower case. They only select the class of failure; the client gets
 # our own message.
@@ -71,7 +68,8 @@ def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, obje
     if request.ticket is not None:
         arguments.update(_ticket_arguments(request.ticket, role))
     if request.trace.traceparent:
-        arguments["external_trace_header"] = _trace_headers(request.trace)
+        headers = {"traceparent": request.trace.traceparent, "tracestate": request.trace.tracestate}
+        arguments["external_trace_header"] = {name: text for name, text in headers.items() if text}
     return arguments
 
 
@@ -89,11 +87,6 @@ def _ticket_arguments(ticket: Ticket, role: Role) -> dict[str, object]:
     if role is Role.PREFILL:
         arguments["routed_dp_rank"] = rank
     return arguments
-
-
-def _trace_headers(trace: TraceContext) -> dict[str, str]:
-    headers = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
-    return {name: value for name, value in headers.items() if value}
 
 
 def sampling_params(sampling: Sampling, role: Role) -> dict[str, object]:
@@ -216,22 +209,20 @@ def conclude(
     if isinstance(matched, str):
         # Without stop strings this is SGLang's "NaN happened": the logits were NaN.
         return InternalError("The engine computed an invalid token.")
+    finish = replace(
+        cancelled(request, emitted=emitted),
+        cached_tokens=chunk.cached_tokens,
+        weight_version=chunk.weight_version,
+    )
     if kind in {"stop", "length"}:
-        return Finish(
+        return replace(
+            finish,
             reason=FinishReason.STOP if kind == "stop" else FinishReason.LENGTH,
-            prompt_tokens=len(request.token_ids),
-            completion_tokens=emitted,
-            cached_tokens=chunk.cached_tokens,
-            media_tokens=request.prompt.media_tokens,
             matched_token_id=matched if isinstance(matched, int) else None,
             prompt_logprobs=_with_placeholders(chunk.prompt_logprobs, request),
-            weight_version=chunk.weight_version,
         )
     if aborted or (kind == "abort" and reason.get("status_code") is None):
-        return replace(
-            cancelled(request, emitted=emitted, cached_tokens=chunk.cached_tokens),
-            weight_version=chunk.weight_version,
-        )
+        return finish
     if kind == "abort":
         return translate_failure(str(reason.get("message")), int(reason["status_code"]))
     return InternalError("The engine ended the request for a reason the worker does not know.")
@@ -253,13 +244,13 @@ def _with_placeholders(
     return tuple(named)
 
 
-def cancelled(request: GenerationRequest, *, emitted: int = 0, cached_tokens: int = 0) -> Finish:
+def cancelled(request: GenerationRequest, *, emitted: int = 0) -> Finish:
     """Report an abort."""
     return Finish(
         reason=FinishReason.CANCELLED,
         prompt_tokens=len(request.token_ids),
         completion_tokens=emitted,
-        cached_tokens=cached_tokens,
+        cached_tokens=0,
         media_tokens=request.prompt.media_tokens,
     )
 
@@ -267,7 +258,7 @@ def cancelled(request: GenerationRequest, *, emitted: int = 0, cached_tokens: in
 def translate_failure(text: str, status_code: int) -> ServingError:
     """Turn SGLang's error text and HTTP status into our failure; the text is not passed on."""
     words = text.lower()
-    if status_code == _BAD_REQUEST:
+    if status_code == HTTPStatus.BAD_REQUEST:
         return _translate_refusal(words)
     if words.startswith(_GRAMMAR_STUCK):
         # The grammar's source follows. SGLang draws any token when all are forbidden.
@@ -277,7 +268,7 @@ def translate_failure(text: str, status_code: int) -> ServingError:
         )
     if any(word in words for word in _TRANSFER_WORDS):
         return KvTransferError("The KV cache could not be handed over from prefill to decode.")
-    if status_code == _SERVICE_UNAVAILABLE:
+    if status_code == HTTPStatus.SERVICE_UNAVAILABLE:
         if any(word in words for word in _QUEUE_WORDS):
             return OverloadedError("The engine's queue is full.")
         return UnavailableError("The engine could not run the request in time.")
@@ -302,5 +293,5 @@ def translate_exception(error: Exception) -> ServingError:
     if isinstance(status_code, int):  # fastapi.HTTPException, without importing it
         return translate_failure(str(getattr(error, "detail", "")), status_code)
     if isinstance(error, ValueError) and "duplicate request id" not in str(error).lower():
-        return translate_failure(str(error), _BAD_REQUEST)
+        return translate_failure(str(error), HTTPStatus.BAD_REQUEST)
     return InternalError("The engine could not take the request.")

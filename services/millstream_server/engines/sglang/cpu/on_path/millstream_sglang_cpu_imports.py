@@ -20,11 +20,10 @@ class _Kernel:
         self.__name__ = getattr(function, "__name__", "kernel")
 
     def __getitem__(self, grid: object) -> NoReturn:
-        message = (
+        raise NotImplementedError(
             f"SGLang launched the Triton kernel {self.__name__}, which has no CPU path; "
             "the CPU stand-in has no kernels. Turn the feature off or use a GPU."
         )
-        raise NotImplementedError(message)
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         self[None]
@@ -64,8 +63,7 @@ class _Stub(ModuleType):
         full = f"{self.__name__}.{name}"
         if full == "triton.runtime.driver.active":
             # The real Triton's message without a GPU; SGLang then uses the CPU.
-            message = "0 active drivers"
-            raise RuntimeError(message)
+            raise RuntimeError("0 active drivers")
         value = _AnyAttribute(name, (), {"__init__": _ignore}) if name[0].isupper() else _Stub(full)
         setattr(self, name, value)
         return value

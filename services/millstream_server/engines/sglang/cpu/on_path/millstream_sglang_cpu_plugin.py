@@ -8,35 +8,30 @@ if it isn't.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 _PROGRESS_DELAY_US = 1000
-_applied = False
-_diffusion_applied = False
 
 
 class _HostEvent:
     """Stand-in for `torch.cuda.Event`: work on the CPU is synchronous, so always complete."""
 
-    def __init__(self, *_args: object, **_kwargs: object) -> None:
-        """Take the flags of the real one."""
+    def __init__(self, *_flags: object, **_options: object) -> None:
+        pass
 
     def record(self, *_args: object) -> None:
-        """Do nothing."""
+        pass
 
-    def wait(self, *_args: object) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
+    wait = synchronize = record
 
     def query(self) -> bool:
-        """Return that the event has completed."""
         return True
 
 
@@ -44,11 +39,10 @@ def _module_with(name: str, *attributes: str) -> ModuleType:
     module = importlib.import_module(name)
     for attribute in attributes:
         if not hasattr(module, attribute):
-            message = (
+            raise RuntimeError(
                 f"The CPU stand-in patches {name}.{attribute}, which this SGLang does not have: "
                 "adapt the stand-in to this version."
             )
-            raise RuntimeError(message)
     return module
 
 
@@ -60,8 +54,7 @@ def _use_host_events() -> None:
     import torch  # noqa: PLC0415 - not before SGLang asks for the plugin
 
     if torch.cuda.is_available():
-        message = "The CPU stand-in must not be active where a CUDA GPU is available."
-        raise RuntimeError(message)
+        raise RuntimeError("The CPU stand-in must not be active where a CUDA GPU is available.")
     torch.cuda.Event = _HostEvent  # type: ignore[assignment,misc]
 
 
@@ -92,8 +85,7 @@ def _calm_nixl_progress_thread() -> None:
         return
     bindings: Any = _module_with("nixl._api", "nixlBind").nixlBind
     if not hasattr(bindings.nixlAgentConfig, "pthrDelay"):
-        message = "The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have."
-        raise RuntimeError(message)
+        raise RuntimeError("The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have.")
 
     class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[misc]
         def __setattr__(self, name: str, value: object) -> None:
@@ -157,29 +149,18 @@ def _load_adapters_without_pinned_memory() -> None:
     torch.Tensor.pin_memory = lambda self, *_args, **_options: self  # type: ignore[method-assign]
 
 
+@functools.cache
 def register() -> None:
     """Apply all patches, once per process.
 
     Raises:
         RuntimeError: SGLang has changed, or there is a GPU.
     """
-    global _applied  # noqa: PLW0603 - a process is patched or it isn't
-    if _applied:
-        return
     _use_host_events()
     _register_kv_cache_as_host_memory()
     _calm_nixl_progress_thread()
     _allow_deterministic_sampling()
     _load_adapters_without_pinned_memory()
-    _applied = True
-
-
-def register_or_exit() -> None:
-    """Entry point: SGLang logs a plugin's exception and goes on, so a failure ends the process."""
-    try:
-        register()
-    except (ImportError, RuntimeError) as error:
-        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
 
 
 def _call_norms_as_plain_pytorch() -> None:
@@ -192,30 +173,36 @@ def _call_norms_as_plain_pytorch() -> None:
     for kind in (module._NormScaleShift, module._ScaleResidualNormScaleShift):  # noqa: SLF001
         kernel = "sgl_kernel.fused_"
         if kernel not in inspect.getsource(kind.forward_cpu) or not hasattr(kind, "forward_native"):
-            message = (
+            raise RuntimeError(
                 f"The CPU stand-in replaces {kind.__name__}.forward_cpu, which in this SGLang "
                 "calls no kernel: remove the patch."
             )
-            raise RuntimeError(message)
         kind.forward_cpu = kind.forward_native
 
 
+@functools.cache
 def register_diffusion() -> None:
     """Apply the patches that diffusion models need, once per process.
 
     Raises:
         RuntimeError: SGLang has changed.
     """
-    global _diffusion_applied  # noqa: PLW0603 - a process is patched or it isn't
-    if _diffusion_applied:
-        return
     _call_norms_as_plain_pytorch()
-    _diffusion_applied = True
+
+
+def _or_exit(apply: Callable[[], None]) -> None:
+    """SGLang logs a plugin's exception and goes on, so a failure ends the process."""
+    try:
+        apply()
+    except (ImportError, RuntimeError) as error:
+        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
+
+
+def register_or_exit() -> None:
+    """Entry point of the first group."""
+    _or_exit(register)
 
 
 def register_diffusion_or_exit() -> None:
-    """Entry point; see `register_or_exit`."""
-    try:
-        register_diffusion()
-    except (ImportError, RuntimeError) as error:
-        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
+    """Entry point of the second group."""
+    _or_exit(register_diffusion)
