@@ -66,9 +66,9 @@ def _rows(batch: Sequence[Prepared]) -> Sequence[Any]:
     return [torch.ones(item.tokens, 64, dtype=torch.bfloat16) for item in batch]
 
 
-async def _started(directory: Path, tower: Any) -> TowerEncoder:
+async def _started(directory: Path, tower: Any, warm_up_s: float = 20.0) -> TowerEncoder:
     torch_on_cpu.prepare()
-    encoder = TowerEncoder(TowerConfig(model_path=directory, warm_up_timeout_s=0.2), tower)
+    encoder = TowerEncoder(TowerConfig(model_path=directory, warm_up_timeout_s=warm_up_s), tower)
     await encoder.start(lambda _error: None)
     return encoder
 
@@ -123,7 +123,7 @@ async def test_a_tower_that_hangs(gemma: Path, monkeypatch: pytest.MonkeyPatch) 
         return _rows(batch)
 
     tower = PlayedTower(hang)
-    encoder = await _started(gemma, tower)
+    encoder = await _started(gemma, tower, 0.2)
     with pytest.raises(EngineFailedError, match=r"longer than 0\.2 s"):
         await encoder.warm_up()
     prepared = [encoder.prepare(picture(seed=seed)) for seed in range(2)]
