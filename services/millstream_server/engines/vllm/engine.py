@@ -1,0 +1,171 @@
+"""vLLM behind the `Engine` protocol: its core process, by the client that `AsyncLLM` has too.
+
+Requests are in `runs`, operators' operations in `control`, hand-offs in `handoff`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from collections.abc import Callable
+from pathlib import Path
+
+from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
+from millstream_server.engines.sglang.model_loading import WeightsProgress
+from millstream_server.engines.vllm.config import VllmEngineConfig
+from millstream_server.engines.vllm.launch import BuiltEngine, EngineStart
+from millstream_server.engines.vllm.runs import Run, Runs
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
+from millstream_server.model_files.weights import fingerprint
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InternalError,
+    ServingError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
+
+DIED = "The engine behind this worker died."
+
+
+class VllmEngine:
+    """See `generation.generator.GeneratorEngine`."""
+
+    def __init__(self, config: VllmEngineConfig) -> None:
+        """Start nothing yet, import nothing of vLLM."""
+        self._config = config
+        self._start = EngineStart()
+        self._runs = Runs(config.role, config.transfer_timeout_s, self._lose)
+        self._weights = WeightsProgress(Path(config.model_path))
+        self._running: tuple[BuiltEngine, GeneratorInfo] | None = None
+        self._on_failure: Callable[[ServingError], None] | None = None
+        self._failure = ""
+        self._closed = False
+        self._probes: dict[int, str] = {}
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
+        built = await self._start.build(self._config)
+        self._weights.all_read()
+        model_hash = await asyncio.to_thread(fingerprint, Path(self._config.model_path))
+        info = describe(built, self._config, model_hash=model_hash)
+        self._running = built, info
+        self._runs.start(built)
+        self._on_failure = on_failure
+        return info
+
+    def load_progress(self) -> LoadProgress:
+        """See `control.engine.LoadObserved`."""
+        return self._weights.look()
+
+    def _ready(self) -> tuple[BuiltEngine, GeneratorInfo]:
+        if self._failure:
+            raise EngineFailedError(self._failure)
+        if self._running is None:
+            raise EngineFailedError("The engine has not started.")
+        return self._running
+
+    def _lose(self, what: str) -> None:
+        """Fail everything: vLLM is gone."""
+        if self._closed or self._failure:
+            return
+        log.error("vLLM is lost", reason=what)
+        self._fail(DIED)
+        if self._on_failure is not None:
+            self._on_failure(EngineFailedError(DIED))
+
+    def _fail(self, message: str) -> None:
+        self._failure = message
+        self._runs.fail_all(message)
+
+    async def warm_up(self) -> None:
+        _, info = self._ready()
+        await warm_up_by_probe(self, self._config.warm_up_timeout_s, ranks=info.dp_size)
+
+    def progress(self, dp_rank: int) -> int:
+        return self._runs.steps(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run two tokens through; without a hand-off, which needs a peer."""
+        _, info = self._ready()
+        request = GenerationRequest(
+            prompt=Prompt((0,) * 4),
+            sampling=Sampling(max_new_tokens=2, temperature=0.0, ignore_eos=True),
+            dp_rank=dp_rank if info.dp_size > 1 else None,
+        )
+        sink = CollectingSink()
+        self._runs.launch(Run(request, sink, request.engine_id))
+        try:
+            finish = await sink.result()
+        except asyncio.CancelledError:
+            self.abort(request.engine_id)
+            raise
+        if finish.reason is FinishReason.CANCELLED:
+            raise EngineFailedError("The engine dropped the probe.")
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
+        try:
+            built, _ = self._ready()
+            if request.engine_id in self._runs:
+                raise InternalError("The request's engine id is in use.")
+            channel = built.channel
+            run = Run(
+                request,
+                sink,
+                channel.core_id(request) if channel else request.engine_id,
+                channel.parameters(request) if channel else {},
+            )
+        except ServingError as error:
+            asyncio.get_running_loop().call_soon(sink.fail, error)
+            return
+        self._runs.launch(run)
+
+    def abort(self, engine_id: str) -> None:
+        self._runs.abort(engine_id)
+
+    async def load(self) -> EngineLoad:
+        self._ready()
+        return self._runs.load()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._fail("The worker's engine was closed.")
+        await self._start.end()
+        await self._runs.close()
+
+
+def describe(built: BuiltEngine, config: VllmEngineConfig, *, model_hash: str) -> GeneratorInfo:
+    """Read what the worker tells its callers."""
+    vllm = built.config
+    prefill = config.role is Role.PREFILL
+    total = built.rank_blocks * built.ranks
+    return GeneratorInfo(
+        engine="vllm",
+        engine_version=built.vllm.version,
+        vocab_size=built.vocab_size,
+        # A longer request would wait for ever for blocks that there aren't.
+        context_length=min(
+            int(vllm.model_config.max_model_len), built.rank_blocks * built.block_size
+        ),
+        block_size=built.block_size,
+        total_blocks=total,
+        max_running_requests=int(vllm.scheduler_config.max_num_seqs) * built.ranks,
+        dp_size=built.ranks,
+        abilities=config.abilities(),
+        bootstrap_host=built.channel.host if prefill and built.channel else "",
+        bootstrap_port=built.channel.port if prefill and built.channel else 0,
+        kv_transfer=built.channel.announced(vllm) if built.channel else None,
+        takes_adapters=config.max_loras_per_batch > 0,
+        refused_fields=(
+            frozenset({"sampling.min_p"}) if vllm.speculative_config is not None else frozenset()
+        ),
+        model_hash=model_hash,
+        max_batched_tokens=int(vllm.scheduler_config.max_num_batched_tokens),
+    )
+
+
