@@ -50,6 +50,8 @@ class VllmEngineConfig:
     warm_up_timeout_s: float = 120.0
     max_loras_per_batch: int = 0
     max_lora_rank: int = 16
+    kv_events: bool = True
+    """Tell what the prefix cache holds, if anybody follows (`VllmEngine.follow_kv`)."""
     kv_publisher: Mapping[str, Any] | None = None
     """vLLM's `KVEventsConfig`; the engine sets it."""
     profile_folder: str = ""

@@ -6,16 +6,21 @@ Requests are in `runs`, operators' operations in `control`, hand-offs in `handof
 from __future__ import annotations
 
 import asyncio
-
+import shutil
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
+from millstream_server.control.operations import NO_CONTROLS, EngineControls
 from millstream_server.engines.sglang.model_loading import WeightsProgress
 from millstream_server.engines.vllm.config import VllmEngineConfig
+from millstream_server.engines.vllm.control import Core, make_controls
 from millstream_server.engines.vllm.launch import BuiltEngine, EngineStart
+from millstream_server.engines.vllm.media import item_limits, media_model
 from millstream_server.engines.vllm.runs import Run, Runs
-from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
@@ -45,21 +50,36 @@ class VllmEngine:
         self._on_failure: Callable[[ServingError], None] | None = None
         self._failure = ""
         self._closed = False
-        self._probes: dict[int, str] = {}
+        self._lost = asyncio.Event()
+        self._controls = NO_CONTROLS
+        self._profiles: Path | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
+        media = media_model(self._config.model_path, self._config.role)
+        self._profiles = Path(tempfile.mkdtemp(prefix="millstream-profiles-"))
+        self._config = replace(
+            self._config, media=item_limits(media), profile_folder=str(self._profiles)
+        )
         built = await self._start.build(self._config)
         self._weights.all_read()
         model_hash = await asyncio.to_thread(fingerprint, Path(self._config.model_path))
-        info = describe(built, self._config, model_hash=model_hash)
+        info = describe(built, self._config, media, model_hash=model_hash)
+        info = replace(info, weight_version=await built.client.get_weight_version_async())
         self._running = built, info
         self._runs.start(built)
         self._on_failure = on_failure
+        core = Core(self._config, built, info, self._runs, self._lost)
+        self._controls = await make_controls(core, self._profiles)
         return info
 
     def load_progress(self) -> LoadProgress:
         """See `control.engine.LoadObserved`."""
         return self._weights.look()
+
+    @property
+    def controls(self) -> EngineControls:
+        """What operators can do with it, from the end of `start` to `close`."""
+        return self._controls
 
     def _ready(self) -> tuple[BuiltEngine, GeneratorInfo]:
         if self._failure:
@@ -79,6 +99,7 @@ class VllmEngine:
 
     def _fail(self, message: str) -> None:
         self._failure = message
+        self._lost.set()
         self._runs.fail_all(message)
 
     async def warm_up(self) -> None:
@@ -137,9 +158,13 @@ class VllmEngine:
         self._fail("The worker's engine was closed.")
         await self._start.end()
         await self._runs.close()
+        if self._profiles is not None:
+            shutil.rmtree(self._profiles, ignore_errors=True)
 
 
-def describe(built: BuiltEngine, config: VllmEngineConfig, *, model_hash: str) -> GeneratorInfo:
+def describe(
+    built: BuiltEngine, config: VllmEngineConfig, media: MediaModel | None, *, model_hash: str
+) -> GeneratorInfo:
     """Read what the worker tells its callers."""
     vllm = built.config
     prefill = config.role is Role.PREFILL
@@ -160,6 +185,7 @@ def describe(built: BuiltEngine, config: VllmEngineConfig, *, model_hash: str) -
         bootstrap_host=built.channel.host if prefill and built.channel else "",
         bootstrap_port=built.channel.port if prefill and built.channel else 0,
         kv_transfer=built.channel.announced(vllm) if built.channel else None,
+        media=media,
         takes_adapters=config.max_loras_per_batch > 0,
         refused_fields=(
             frozenset({"sampling.min_p"}) if vllm.speculative_config is not None else frozenset()
@@ -167,5 +193,3 @@ def describe(built: BuiltEngine, config: VllmEngineConfig, *, model_hash: str) -
         model_hash=model_hash,
         max_batched_tokens=int(vllm.scheduler_config.max_num_batched_tokens),
     )
-
-

@@ -1,12 +1,12 @@
 """The hand-off of a KV cache between two vLLM engines, over NIXL; two ways of it.
 
-**Push**: both legs run at the same time. Decode registers its blocks with prefill, which writes into
-them when it has the prompt. The legs find each other by the request's id, so both have the ticket's
-room as id. What decode needs to know of prefill doesn't change, and is in every ticket.
+**Push**: both legs run at the same time. Decode registers its blocks with prefill, which writes
+into them when it has the prompt. The legs find each other by the request's id, so both have the
+ticket's room as id. What decode needs to know of prefill doesn't change, and is in every ticket.
 
-**Pull**: decode starts when prefill has ended, and reads the blocks that prefill's end names. Decode
-reads whatever is in them, without an error, if they were freed or the prompt is another. So the data
-carries a digest of the prompt, and prefill keeps the blocks for longer than a ticket lives.
+**Pull**: decode starts when prefill has ended, and reads the blocks that prefill's end names.
+Decode reads whatever is in them, without an error, if they were freed or the prompt is another. So
+the data has a digest of the prompt, and prefill keeps the blocks for longer than a ticket lives.
 
 NIXL's side channel is ZeroMQ without authentication: it belongs into a network of workers only.
 """
@@ -36,7 +36,7 @@ from millstream_server.runtime.errors import InvalidRequestError, KvTransferErro
 
 _CONNECTORS: Mapping[Connector, str] = {"push": "NixlPushConnector", "pull": "NixlConnector"}
 LEASE_S = math.ceil(TICKET_LIFETIME_S) + 30
-"""How long prefill keeps blocks that decode doesn't ask for. vLLM doesn't notice a later request."""
+"""How long prefill keeps blocks that decode doesn't ask for: vLLM lets it read freed ones."""
 TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 _FIELD = "ticket.engine_data"
 _NUMBERS = ("remote_port", "tp_size", "pp_size", "remote_num_tokens")
@@ -96,7 +96,7 @@ class SideChannel:
         return KvTransfer(self.kind, json.dumps(data).encode())
 
     def core_id(self, request: GenerationRequest) -> str:
-        """Return vLLM's id for a request: with push the same in both legs, and never with a dash."""
+        """Return vLLM's id of a request: with push that of both legs. It has no dash."""
         if request.ticket is not None and self.connector == "push":
             return f"{request.ticket.room:032x}"
         return request.engine_id
@@ -196,7 +196,9 @@ def _to_await(given: Mapping[str, Any], ticket: Ticket, core_id: str) -> dict[st
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        "remote_engine_id": f"{peer['engine_id']}_dp{rank}" if peer["ranks"] > 1 else peer["engine_id"],
+        "remote_engine_id": f"{peer['engine_id']}_dp{rank}"
+        if peer["ranks"] > 1
+        else peer["engine_id"],
         "remote_host": peer["host"],
         "remote_port": peer["port"] + rank,
         "remote_block_ids": [],
@@ -212,9 +214,13 @@ def _to_read(given: Mapping[str, Any], request: GenerationRequest) -> dict[str, 
         raise InvalidRequestError.of(_FIELD, "is of another prompt")
     params = _checked(given.get("params"), _TEXTS, _NUMBERS)
     blocks = params.get("remote_block_ids")
-    whole = isinstance(blocks, list) and bool(blocks) and all(
-        isinstance(group, list) and all(type(block) is int and block >= 0 for block in group)
-        for group in blocks
+    whole = (
+        isinstance(blocks, list)
+        and bool(blocks)
+        and all(
+            isinstance(group, list) and all(type(block) is int and block >= 0 for block in group)
+            for group in blocks
+        )
     )
     if not whole or not any(blocks):
         raise InvalidRequestError.of(_FIELD, "names no blocks")

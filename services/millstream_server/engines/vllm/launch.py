@@ -138,8 +138,8 @@ class EngineStart:
             log.error("vLLM didn't start", error=error)
             raise EngineFailedError(
                 "vLLM's core process ended while it loaded the model; what it printed before, on "
-                "this worker's stderr, says why. Often memory is short (--max-total-tokens), or the "
-                "model is of a kind that this vLLM doesn't have."
+                "this worker's stderr, says why. Often memory is short (--max-total-tokens), or "
+                "the model is of a kind that this vLLM doesn't have."
             ) from error
         return BuiltEngine(
             vllm, client, vllm_config, _tokenizer(config, vllm_config), _eos(vllm_config), channel

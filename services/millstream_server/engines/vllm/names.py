@@ -1,7 +1,7 @@
-"""The names of vLLM that this adapter uses: most are no public interface, so a release may change them.
+"""The names of vLLM that this adapter uses: most are no public interface, so releases change them.
 
-`test_the_names_we_use_are_there` (tests/vllm/test_names.py) says which of them a vLLM lacks. Methods
-and fields are in `MEMBERS`.
+`tests/integration/vllm_engine/test_names.py` says which of them a vLLM lacks. Methods and fields
+are in `MEMBERS`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         *("get_output_async", "add_request_async", "abort_requests_async"),
         *("is_scheduler_paused_async", "pause_scheduler_async", "resume_scheduler_async"),
         *("reset_prefix_cache_async", "reset_mm_cache_async", "reset_encoder_cache_async"),
-        *("collective_rpc_async", "set_weight_version_async", "profile_async"),
+        *(
+            "collective_rpc_async",
+            "set_weight_version_async",
+            "get_weight_version_async",
+            "profile_async",
+        ),
         *("add_lora_async", "remove_lora_async", "sleep_async", "wake_up_async", "shutdown"),
     ),
     "vllm.v1.engine.core.EngineCoreProc": ("run_engine_core",),
@@ -79,8 +84,8 @@ def load() -> Vllm:
         if error.name != PACKAGE:
             raise EngineFailedError(f"vLLM can't be imported: {error}.") from error
         raise EngineFailedError(
-            "vLLM isn't installed in this Python: run `make setup-vllm` in a checkout and start the "
-            "worker with .venv-vllm/bin/python, or take the image worker-vllm."
+            "vLLM isn't installed in this Python: run `make setup-vllm` in a checkout and start "
+            "the worker with .venv-vllm/bin/python, or take the image worker-vllm."
         ) from error
     except (ImportError, AttributeError) as error:
         raise EngineFailedError(

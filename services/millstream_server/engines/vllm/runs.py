@@ -83,15 +83,15 @@ class Run:
 class Runs:
     """All open requests of an engine. All calls come from one event loop."""
 
-    def __init__(
-        self, role: Role, transfer_timeout_s: float, lose: Callable[[str], None]
-    ) -> None:
+    def __init__(self, role: Role, transfer_timeout_s: float, lose: Callable[[str], None]) -> None:
         """``lose`` is called when vLLM ends; `start` before the first `launch`."""
+        self.paused = False
+        """Whether an operator has paused it: hand-offs may take longer then."""
+        self.lose = lose
         self.adapters: dict[str, Any] = {}
         """vLLM's requests of loaded LoRA adapters, by name."""
         self._role = role
         self._timeout_s = transfer_timeout_s
-        self._lose = lose
         self._built: BuiltEngine | None = None
         self._by_id: dict[str, Run] = {}
         self._at_core: dict[str, Run] = {}
@@ -165,9 +165,7 @@ class Runs:
             raise AdapterNotFoundError(
                 f"The LoRA adapter {request.adapter!r} isn't loaded on this worker."
             )
-        return core_request(
-            built, request, run.core_id, params, adapter=adapter, features=features
-        )
+        return core_request(built, request, run.core_id, params, adapter=adapter, features=features)
 
     def _forget(self, run: Run) -> None:
         self._by_id.pop(run.request.engine_id, None)
@@ -179,7 +177,7 @@ class Runs:
         def late() -> None:
             if run.over or run.progress.emitted:
                 return
-            if any(stats.num_waiting_reqs for stats in self._stats.values()):
+            if self.paused or any(stats.num_waiting_reqs for stats in self._stats.values()):
                 self._wait_for_peer(run)  # it may still be queued itself
                 return
             run.failed_by_us = KvTransferError("The KV cache didn't come from prefill in time.")
@@ -227,15 +225,19 @@ class Runs:
         await self._built.client.is_scheduler_paused_async()
         # Outputs that came before the answer are in a queue, which `_read` empties.
         queue = self._built.client.outputs_queue
-        while not queue.empty():
+        while not queue.empty():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
 
     def pause_out(self) -> None:
-        """Say that a pause ends all requests; vLLM sends the end of each."""
-        for run in self._by_id.values():
+        """Say that a pause ends what vLLM has; it sends the end of each."""
+        for run in self._at_core.values():
             run.failed_by_us = WorkerPausedError(
                 "An operator paused this worker.", retry_delay_s=_PAUSED_S
             )
+
+    def uses(self, adapter: str) -> bool:
+        """Return whether an open request uses a LoRA adapter."""
+        return any(run.request.adapter == adapter for run in self._by_id.values())
 
     def fail_all(self, message: str) -> None:
         """End all requests with `EngineFailedError`: the engine is gone."""
@@ -252,7 +254,7 @@ class Runs:
             try:
                 outputs = await client.get_output_async()
             except Exception as error:  # noqa: BLE001 - of the vendor: it is dead, whatever it says
-                self._lose(f"its output ended: {type(error).__name__}")
+                self.lose(f"its output ended: {type(error).__name__}")
                 return
             rank = outputs.engine_index
             self._steps[rank] += 1
@@ -284,9 +286,7 @@ class Runs:
         if (stats := output.prefill_stats) is not None:
             # What came from prefill isn't cached: prefill has told what was, there.
             decode = self._role is Role.DECODE
-            progress.cached = (
-                stats.num_local_cached_tokens if decode else stats.num_cached_tokens
-            )
+            progress.cached = stats.num_local_cached_tokens if decode else stats.num_cached_tokens
         if (tensors := output.new_prompt_logprobs_tensors) is not None and request.logprobs:
             progress.prompt_logprobs += read_prompt_logprobs(tensors, request.logprobs.top)
         # A prefill engine's one token is computed by decode again, and that one counts.

@@ -1,6 +1,6 @@
 """Translates our requests to vLLM's, and its outputs back. No side effects.
 
-vLLM checks requests in a part that isn't used here, and what it doesn't check ends its core process:
+vLLM checks requests in a part that isn't used here, and what isn't checked ends its core process:
 `generation.validation` has checked ids, lengths and media before.
 """
 
@@ -111,7 +111,7 @@ def _structure(built: BuiltEngine, constraint: Constraint | None) -> Any:
 
 
 def _check_grammar(built: BuiltEngine, params: Any) -> None:
-    """Let vLLM read the grammar, and choose what compiles it; takes milliseconds, so in a thread."""
+    """Let vLLM read the grammar, and choose what compiles it; call it in a thread."""
     config = built.config
     try:
         params.verify(
@@ -172,7 +172,9 @@ def read_prompt_logprobs(tensors: Any, top: int) -> list[TokenLogprob]:
     """Read those of prompt tokens, from the second on."""
     ids, values = tensors.logprob_token_ids.tolist(), tensors.logprobs.tolist()
     return [
-        TokenLogprob(row[0], numbers[0], tuple(zip(row[1 : top + 1], numbers[1 : top + 1], strict=True)))
+        TokenLogprob(
+            row[0], numbers[0], tuple(zip(row[1 : top + 1], numbers[1 : top + 1], strict=True))
+        )
         for row, numbers in zip(ids, values, strict=True)
     ]
 
