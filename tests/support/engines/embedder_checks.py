@@ -7,6 +7,7 @@ every check as JSON: `python -m tests.support.engines.embedder_checks MODEL KIND
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ from millstream_server.engines.simulated.vectors import (
     logit,
     vector,
 )
+from millstream_server.engines.vllm.config import VllmEngineConfig
+from millstream_server.engines.vllm.embedder import VllmEmbedder
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidRequestError,
@@ -47,6 +50,7 @@ from tests.support.models.vector_models import (
 
 SIMULATED = ("simulated", "simulated_ranker")
 SGLANG: tuple[Kind, ...] = ("qwen3", "bert", "xlmr", "xlmr_ranker", "bert_ranker")
+VLLM: tuple[Kind, ...] = ("qwen3", "xlmr", "xlmr_ranker")
 TOLERANCE = 1e-4
 INPUTS = [[5, 6, 7, 8], [9, 10, 11], [4], list(range(20, 120)), [3, 4, 5], [8, 7, 6, 5]]
 """One has a token that XLM-RoBERTa takes for padding; two differ by their order only."""
@@ -96,6 +100,9 @@ class Started:
             built, _ = self.embedder._lifetime.ready()
             scheduler, *_ = built.engine.get_all_child_pids()
             os.kill(scheduler, signal.SIGKILL)
+        elif isinstance(self.embedder, VllmEmbedder):
+            core, *_ = self.embedder._lifetime.ready()[0].pids()
+            os.kill(core, signal.SIGKILL)
 
 
 async def info(started: Started) -> None:
@@ -105,7 +112,7 @@ async def info(started: Started) -> None:
     assert (found.width, found.vocab_size) == (0 if ranks else WIDTH, VOCAB_SIZE)
     if started.kind == "qwen3":
         assert found.dimensions == DIMENSIONS
-    if started.kind not in SIMULATED:
+    if isinstance(started.embedder, SglangEmbedder):
         by_pool = _POOL.get(started.kind, 1 << 20) - 7
         assert found.max_input_tokens == min(LONGEST[cast("Kind", started.kind)], by_pool)
     assert found.max_batch_tokens >= found.max_input_tokens
@@ -210,6 +217,8 @@ CHECKS: dict[str, Callable[[Started], Awaitable[None]]] = {
 
 
 def _embedder(model: Path, kind: str) -> Embedder:
+    if kind not in SIMULATED and importlib.util.find_spec("vllm") is not None:
+        return VllmEmbedder(VllmEngineConfig(model_path=str(model), role=Role.EMBEDDING))
     if kind in SIMULATED:
         ranks = kind == "simulated_ranker"
         return SimulatedEmbedder(replace(_SIMULATED, embeds=not ranks, ranks=ranks))

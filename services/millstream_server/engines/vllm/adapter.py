@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from millstream_server.embedding.embedder import Embedder
 from millstream_server.engines.adapter import (
     Adapter,
     EngineContext,
@@ -91,6 +92,21 @@ def _of_both(context: EngineContext, given: dict[str, Any]) -> Mapping[str, Any]
     }
 
 
+def _read_for_vectors(_own: None, common: VectorEngineSettings) -> EngineArguments:
+    known = arguments.engine_arguments(common.device, arguments.VECTORS)
+    read = read_arguments(common.engine_args, known)
+    if read.values.get("data_parallel_size", 1) != 1:
+        raise SettingsError("-- --data-parallel-size: run an embedding worker per rank instead")
+    return read
+
+
+def _embedder(_own: None, context: EngineContext) -> Embedder:
+    from millstream_server.engines.vllm.embedder import VllmEmbedder  # noqa: PLC0415
+
+    given = dict(context.common.engine_args.values)
+    return VllmEmbedder(VllmEngineConfig(**_of_both(context, given)))
+
+
 def _generator(own: VllmSettings, context: EngineContext) -> GeneratorEngine:
     from millstream_server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
 
@@ -101,5 +117,6 @@ ADAPTER = Adapter(
     name="vllm",
     generator=Offer(settings=VllmSettings, make=_generator, read_arguments=_read_for_text),
     pixels=transformers.pixels,
+    embedder=Offer(make=_embedder, read_arguments=_read_for_vectors),
     environment=OwnEnvironment("vllm", ".venv-vllm", "make setup-vllm"),
 )

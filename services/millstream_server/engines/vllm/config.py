@@ -18,7 +18,7 @@ from millstream_server.runtime.errors import EngineFailedError
 CPU_BLOCK_SIZE = 32
 """Tokens of a block; attention on a CPU takes multiples of 32 only."""
 _CPU_TOTAL_TOKENS = 8192
-_CPU_RUNNING_REQUESTS = 16
+_CPU_RUNNING = {role: 64 if role is Role.EMBEDDING else 16 for role in Role}
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 Connector = Literal["push", "pull"]
@@ -126,7 +126,7 @@ def _managed(config: VllmEngineConfig) -> dict[str, object]:
         arguments["max_model_len"] = config.context_length
     elif _limits_tokens(config):
         arguments["max_model_len"] = -1  # the model's, or what fits into the KV cache
-    running = config.max_running_requests or (_CPU_RUNNING_REQUESTS if config.on_cpu else None)
+    running = config.max_running_requests or (_CPU_RUNNING[config.role] if config.on_cpu else None)
     if running:
         arguments["max_num_seqs"] = running
     if config.profile_folder:
@@ -167,7 +167,7 @@ _SIZES_OF_ITS_OWN = frozenset(
 
 def _limits_tokens(config: VllmEngineConfig) -> bool:
     """Whether our settings say how large the KV cache is, and no argument of vLLM's own."""
-    if config.role is Role.EMBEDDING or _SIZES_OF_ITS_OWN.intersection(config.extra):
+    if _SIZES_OF_ITS_OWN.intersection(config.extra):
         return False
     return config.on_cpu or config.max_total_tokens is not None
 

@@ -36,6 +36,7 @@ from millstream_server.engines.sglang.control.checkpoint import (
 )
 from millstream_server.engines.sglang.control.operations import measure
 from millstream_server.engines.vllm.config import VllmEngineConfig
+from millstream_server.engines.vllm.kv_feed import LOAD_MARK, KvFeed
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.runs import Runs
 from millstream_server.generation.generator import GeneratorInfo
@@ -65,6 +66,7 @@ class Core:
     built: BuiltEngine
     info: GeneratorInfo
     runs: Runs
+    kv: KvFeed
     lost: asyncio.Event
     """Set when vLLM has ended."""
 
@@ -130,7 +132,7 @@ class Pause:
         if mode is PauseMode.ABORT:
             core.runs.pause_out()
             await core.call(core.client.pause_scheduler_async("abort", False))  # noqa: FBT003
-            await core.call(core.runs.barrier())
+            await core.call(core.runs.outputs.barrier())
         else:
             await core.call(core.client.pause_scheduler_async("keep", False))  # noqa: FBT003
 
@@ -313,7 +315,7 @@ class Adapters:
         rank = await asyncio.to_thread(_check_adapter, path, core.config.max_lora_rank)
         number = next(self._numbers)
         request = core.built.vllm.LoRARequest(
-            lora_name=f"{name}#{number}", lora_int_id=number, lora_path=str(path)
+            lora_name=f"{name}{LOAD_MARK}{number}", lora_int_id=number, lora_path=str(path)
         )
         try:
             added = await core.call(core.client.add_lora_async(request))
@@ -337,6 +339,7 @@ class Adapters:
         while core.runs.uses(name):  # noqa: ASYNC110 - seldom, and for seconds
             await asyncio.sleep(_POLL_S)
         await core.call(core.client.remove_lora_async(request.lora_int_id))
+        core.kv.adapter_unloaded(name)
 
 
 def _last_line(error: Exception) -> str:

@@ -14,27 +14,24 @@ from pathlib import Path
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.control.operations import NO_CONTROLS, EngineControls
-from millstream_server.engines.sglang.model_loading import WeightsProgress
 from millstream_server.engines.vllm.config import VllmEngineConfig
 from millstream_server.engines.vllm.control import Core, make_controls
-from millstream_server.engines.vllm.launch import BuiltEngine, EngineStart
+from millstream_server.engines.vllm.kv_feed import KvFeed
+from millstream_server.engines.vllm.launch import BuiltEngine
+from millstream_server.engines.vllm.lifetime import VllmLifetime
 from millstream_server.engines.vllm.media import item_limits, media_model
 from millstream_server.engines.vllm.runs import Run, Runs
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
+from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.model_files.weights import fingerprint
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
     ServingError,
 )
-from millstream_server.runtime.telemetry.log import get_log
-
-log = get_log(__name__)
-
-DIED = "The engine behind this worker died."
 
 
 class VllmEngine:
@@ -43,75 +40,62 @@ class VllmEngine:
     def __init__(self, config: VllmEngineConfig) -> None:
         """Start nothing yet, import nothing of vLLM."""
         self._config = config
-        self._start = EngineStart()
         self._runs = Runs(config.role, config.transfer_timeout_s, self._lose)
-        self._weights = WeightsProgress(Path(config.model_path))
-        self._running: tuple[BuiltEngine, GeneratorInfo] | None = None
-        self._on_failure: Callable[[ServingError], None] | None = None
-        self._failure = ""
-        self._closed = False
-        self._lost = asyncio.Event()
+        self._lifetime: VllmLifetime[GeneratorInfo] = VllmLifetime(config, self._runs.fail_all)
+        self._kv = KvFeed()
         self._controls = NO_CONTROLS
         self._profiles: Path | None = None
+
+    def _lose(self, what: str) -> None:
+        self._lifetime.lose(what)
+
+    def follow_kv(self, sink: KvEventSink) -> None:
+        """See `kv_cache.events.KvEventSource.follow_kv`."""
+        if self._config.kv_events and self._config.extra.get("enable_prefix_caching") is not False:
+            self._kv.follow(sink)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
         media = media_model(self._config.model_path, self._config.role)
         self._profiles = Path(tempfile.mkdtemp(prefix="millstream-profiles-"))
         self._config = replace(
-            self._config, media=item_limits(media), profile_folder=str(self._profiles)
+            self._config,
+            media=item_limits(media),
+            profile_folder=str(self._profiles),
+            kv_publisher=self._kv.publisher(),
         )
-        built = await self._start.build(self._config)
-        self._weights.all_read()
+        built = await self._lifetime.start(self._config)
         model_hash = await asyncio.to_thread(fingerprint, Path(self._config.model_path))
         info = describe(built, self._config, media, model_hash=model_hash)
-        info = replace(info, weight_version=await built.client.get_weight_version_async())
-        self._running = built, info
+        info = replace(
+            info,
+            weight_version=await built.client.get_weight_version_async(),
+            tells_kv=self._kv.started(built.ranks),
+        )
+        self._lifetime.started(built, info, on_failure)
         self._runs.start(built)
-        self._on_failure = on_failure
-        core = Core(self._config, built, info, self._runs, self._lost)
+        core = Core(self._config, built, info, self._runs, self._kv, self._lifetime.ended)
         self._controls = await make_controls(core, self._profiles)
         return info
 
     def load_progress(self) -> LoadProgress:
         """See `control.engine.LoadObserved`."""
-        return self._weights.look()
+        return self._lifetime.load_progress()
 
     @property
     def controls(self) -> EngineControls:
         """What operators can do with it, from the end of `start` to `close`."""
         return self._controls
 
-    def _ready(self) -> tuple[BuiltEngine, GeneratorInfo]:
-        if self._failure:
-            raise EngineFailedError(self._failure)
-        if self._running is None:
-            raise EngineFailedError("The engine has not started.")
-        return self._running
-
-    def _lose(self, what: str) -> None:
-        """Fail everything: vLLM is gone."""
-        if self._closed or self._failure:
-            return
-        log.error("vLLM is lost", reason=what)
-        self._fail(DIED)
-        if self._on_failure is not None:
-            self._on_failure(EngineFailedError(DIED))
-
-    def _fail(self, message: str) -> None:
-        self._failure = message
-        self._lost.set()
-        self._runs.fail_all(message)
-
     async def warm_up(self) -> None:
-        _, info = self._ready()
+        _, info = self._lifetime.ready()
         await warm_up_by_probe(self, self._config.warm_up_timeout_s, ranks=info.dp_size)
 
     def progress(self, dp_rank: int) -> int:
-        return self._runs.steps(dp_rank)
+        return self._runs.outputs.steps(dp_rank)
 
     async def probe(self, dp_rank: int) -> None:
         """Run two tokens through; without a hand-off, which needs a peer."""
-        _, info = self._ready()
+        _, info = self._lifetime.ready()
         request = GenerationRequest(
             prompt=Prompt((0,) * 4),
             sampling=Sampling(max_new_tokens=2, temperature=0.0, ignore_eos=True),
@@ -129,7 +113,7 @@ class VllmEngine:
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         try:
-            built, _ = self._ready()
+            built, _ = self._lifetime.ready()
             if request.engine_id in self._runs:
                 raise InternalError("The request's engine id is in use.")
             channel = built.channel
@@ -148,16 +132,15 @@ class VllmEngine:
         self._runs.abort(engine_id)
 
     async def load(self) -> EngineLoad:
-        self._ready()
+        self._lifetime.ready()
         return self._runs.load()
 
     async def close(self) -> None:
-        if self._closed:
+        if self._lifetime.closed:
             return
-        self._closed = True
-        self._fail("The worker's engine was closed.")
-        await self._start.end()
+        await self._lifetime.close()
         await self._runs.close()
+        self._kv.close()
         if self._profiles is not None:
             shutil.rmtree(self._profiles, ignore_errors=True)
 

@@ -1,7 +1,6 @@
-"""Requests on their way through vLLM, and the one task that takes its output.
+"""Requests on their way through vLLM; new tokens go to their sinks as messages come.
 
-vLLM's core sends a message per step, with the new tokens of all requests; each goes to its sink at
-once. An aborted request gets no last output: the core carries out what it gets in order, so when it
+An aborted request gets no last output: the core carries out what it gets in order, so when it
 has answered a question that came after the abort, the request is gone.
 """
 
@@ -9,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_server.control.engine import EngineLoad, RankLoad, Role
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.media import media_features
+from millstream_server.engines.vllm.outputs import Outputs
 from millstream_server.engines.vllm.translate import (
     Progress,
     cancelled,
@@ -90,21 +89,19 @@ class Runs:
         self.lose = lose
         self.adapters: dict[str, Any] = {}
         """vLLM's requests of loaded LoRA adapters, by name."""
+        self.outputs = Outputs(self._received, lose)
         self._role = role
         self._timeout_s = transfer_timeout_s
         self._built: BuiltEngine | None = None
         self._by_id: dict[str, Run] = {}
         self._at_core: dict[str, Run] = {}
-        self._steps: Counter[int] = Counter()
-        self._stats: dict[int, Any] = {}
         self._to_abort: list[Run] = []
-        self._reader: asyncio.Task[None] | None = None
         self._aborter: asyncio.Task[None] | None = None
 
     def start(self, built: BuiltEngine) -> None:
         """Use this engine from now on."""
         self._built = built
-        self._reader = asyncio.create_task(self._read(built.client), name="vllm-outputs")
+        self.outputs.start(built)
 
     def __contains__(self, engine_id: str) -> bool:
         """Return whether a request of this id is open."""
@@ -113,10 +110,6 @@ class Runs:
     def __len__(self) -> int:
         """Return the number of open requests."""
         return len(self._by_id)
-
-    def steps(self, rank: int) -> int:
-        """Return how many messages of a rank have come, one for each of its steps."""
-        return self._steps[rank]
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -177,7 +170,7 @@ class Runs:
         def late() -> None:
             if run.over or run.progress.emitted:
                 return
-            if self.paused or any(stats.num_waiting_reqs for stats in self._stats.values()):
+            if self.paused or any(stats.num_waiting_reqs for stats in self.outputs.stats.values()):
                 self._wait_for_peer(run)  # it may still be queued itself
                 return
             run.failed_by_us = KvTransferError("The KV cache didn't come from prefill in time.")
@@ -211,22 +204,13 @@ class Runs:
                     if run.task is not None:
                         await asyncio.wait({run.task})
                 await client.abort_requests_async([run.core_id for run in runs])
-                await self.barrier()
+                await self.outputs.barrier()
             except Exception as error:  # noqa: BLE001 - it is dead; `_read` learns it too
                 log.warning("vLLM didn't take an abort", error=error)
                 return
             for run in runs:
                 self._forget(run)
                 run.end(cancelled(run.request, run.progress))
-
-    async def barrier(self) -> None:
-        """Wait until every rank has carried out what it got before, and its output is here."""
-        assert self._built is not None  # noqa: S101 - `start` comes first
-        await self._built.client.is_scheduler_paused_async()
-        # Outputs that came before the answer are in a queue, which `_read` empties.
-        queue = self._built.client.outputs_queue
-        while not queue.empty():  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0)
 
     def pause_out(self) -> None:
         """Say that a pause ends what vLLM has; it sends the end of each."""
@@ -249,36 +233,18 @@ class Runs:
 
     # ---- output ----------------------------------------------------------------------------------
 
-    async def _read(self, client: Any) -> None:
-        while True:
-            try:
-                outputs = await client.get_output_async()
-            except Exception as error:  # noqa: BLE001 - of the vendor: it is dead, whatever it says
-                self.lose(f"its output ended: {type(error).__name__}")
-                return
-            rank = outputs.engine_index
-            self._steps[rank] += 1
-            if outputs.scheduler_stats is not None:
-                self._stats[rank] = outputs.scheduler_stats
-            version = outputs.weight_version or ""
-            for output in outputs.outputs:
-                run = self._at_core.get(output.request_id)
-                if run is None:
-                    continue
-                try:
-                    self._take(run, output, version)
-                except Exception as error:  # noqa: BLE001 - it would end all requests
-                    log.error(
-                        "a request's output was refused",
-                        engine_id=run.request.engine_id,
-                        error=error,
-                    )
-                    run.failed_by_us = InternalError(
-                        "The worker failed to pass on the request's output."
-                    )
-                    self.abort(run.request.engine_id)
-            # The queue may hold more: other tasks would get no turn.
-            await asyncio.sleep(0)
+    def _received(self, output: Any, version: str) -> None:
+        run = self._at_core.get(output.request_id)
+        if run is None:
+            return
+        try:
+            self._take(run, output, version)
+        except Exception as error:  # noqa: BLE001 - it would end all requests
+            log.error(
+                "a request's output was refused", engine_id=run.request.engine_id, error=error
+            )
+            run.failed_by_us = InternalError("The worker failed to pass on the request's output.")
+            self.abort(run.request.engine_id)
 
     def _take(self, run: Run, output: Any, version: str) -> None:
         progress, request = run.progress, run.request
@@ -356,7 +322,7 @@ class Runs:
         )
 
     def _of_rank(self, rank: int, blocks: int, *, busy: bool) -> RankLoad:
-        stats = self._stats.get(rank)
+        stats = self.outputs.stats.get(rank)
         if stats is None or not busy:
             return RankLoad(
                 running_requests=0, queued_requests=0, used_blocks=0, total_blocks=blocks
@@ -377,14 +343,10 @@ class Runs:
         waiting = [run for run in self._by_id.values() if not run.progress.emitted]
         return sum(len(run.request.token_ids) for run in waiting[-queued:])
 
-    def stats(self) -> Iterable[tuple[int, Any]]:
-        """Return vLLM's last `SchedulerStats` of each rank."""
-        return self._stats.items()
-
     async def close(self) -> None:
         """Stop reading; the requests were ended before."""
-        for task in (self._aborter, self._reader):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        if self._aborter is not None:
+            self._aborter.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._aborter
+        await self.outputs.close()
