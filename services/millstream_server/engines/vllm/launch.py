@@ -169,7 +169,9 @@ class EngineStart:
         if not self._built.cancelled() and self._built.exception() is None:
             client = self._built.result().client
             await asyncio.to_thread(client.shutdown, _SHUTDOWN_S)
+            await asyncio.sleep(0)  # it closes its sockets here
             client.ctx.destroy(linger=0)
+            client.resources.ctx.destroy(linger=0)  # whose shadow the other one is
         await asyncio.to_thread(self.kill)
 
 
