@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 # vLLM's environment: its pins and SGLang's exclude each other
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
+VLLM_TESTS := tests/contract/test_engine_conformance.py tests/contract/vectors/test_embedder_conformance.py \
+  tests/integration/vllm_engine
 # Tools for the tests of the Helm chart
 DEPLOY := .venv-deploy
 DEPLOY_READY := $(DEPLOY)/.ready
@@ -57,7 +59,7 @@ test: setup setup-deploy ## all tests, real SGLang among them (some 15 minutes o
 	@$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
 
 test-vllm: setup-vllm ## tests of vLLM, on real engines, in an environment of their own (some 3 minutes)
-	@$(VLLM)/bin/python -m pytest -m vllm tests/vllm $(TESTS)
+	@$(VLLM)/bin/python -m pytest -m vllm $(or $(TESTS),$(VLLM_TESTS))
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)
