@@ -86,8 +86,10 @@ def _gaps(pins: dict[str, str], roots: list[str], not_asked: frozenset[str]) -> 
         ("vllm-gpu.lock", [*BASE, *VLLM], frozenset[str]()),
         (
             "vllm-cpu.lock",
-            [*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"]]
-            + [*_lines("vllm-cpu.in"), *_lines("vllm-cpu-nodeps.in")],
+            [
+                *(*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"]),
+                *(*_lines("vllm-cpu.in"), *_lines("vllm-cpu-nodeps.in")),
+            ],
             frozenset({"torch", "torchvision", "nixl"}),
         ),
     ],

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -77,7 +78,7 @@ class Pair:
 async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
     connector: Connector = request.param
     async with AsyncExitStack() as running:
-        roles = {"connector": connector, "max_running_requests": 8}
+        roles: dict[str, Any] = {"connector": connector, "max_running_requests": 8}
         roles |= {"transfer_timeout_s": _TIMEOUT_S}
         prefill, decode = await asyncio.gather(
             running.enter_async_context(

@@ -29,7 +29,6 @@ _EVERYWHERE: Mapping[str, str] = {
     "profiler_config": "record profiles with StartProfile (`millstream admin`)",
     "otlp_traces_endpoint": "Millstream's spans are those of a vLLM worker",
     "reasoning_parser": _TEXT,
-    "headless": _NODES,
     "nnodes": _NODES,
     "node_rank": _NODES,
     "master_addr": _NODES,

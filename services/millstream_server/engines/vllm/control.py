@@ -110,6 +110,7 @@ class Core:
                     f"The engine still holds requests {_IDLE_LIMIT_S:g} s after their end; retry."
                 )
             await asyncio.sleep(_POLL_S)
+        self.kv.flushed()
         if self.info.media is not None:
             await self.call(self.client.reset_mm_cache_async())
             await self.call(self.client.reset_encoder_cache_async())
@@ -236,6 +237,7 @@ class Weights:
         await core.call(core.client.collective_rpc_async("reload_weights", None, (), arguments))
         if not await core.call(core.client.reset_prefix_cache_async()):
             raise InternalError("vLLM has kept what it computed with the old weights.")
+        core.kv.flushed()
         if core.info.media is not None:
             await core.call(core.client.reset_encoder_cache_async())
         await core.call(core.client.set_weight_version_async(version))

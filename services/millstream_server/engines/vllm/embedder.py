@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     ServingError,
     UnavailableError,
+    UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -48,12 +50,19 @@ class VllmEmbedder:
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         """The result of each input, by vLLM's id."""
         self._params: Any = None
+        self._padding: int | None = None
+        """The id of padding, if it has no position: vLLM counts it as any other."""
 
     def _lose(self, what: str) -> None:
         self._lifetime.lose(what)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
         config = _read_config(Path(self._config.model_path))
+        if _has_positions(config) and config.get("position_embedding_type") is None:
+            # transformers no longer writes it, and vLLM's check of it fails without.
+            extra = {"hf_overrides": {"position_embedding_type": "absolute"}}
+            self._config = replace(self._config, extra={**extra, **self._config.extra})
+        self._padding = config.get("pad_token_id") if _skips_padding(config) else None
         built = await self._lifetime.start(self._config)
         tasks = await built.client.get_supported_tasks_async()
         embeds = "embed" in tasks
@@ -97,7 +106,7 @@ class VllmEmbedder:
     async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
         """Return what vLLM makes of each input; cancel the call to drop them."""
         built, info = self._lifetime.ready()
-        _check(inputs, info)
+        _check(inputs, info, self._padding)
         loop = asyncio.get_running_loop()
         ids = [new_engine_id() for _ in inputs]
         results = [loop.create_future() for _ in inputs]
@@ -213,18 +222,25 @@ def _describe(built: BuiltEngine, config: Mapping[str, Any], *, embeds: bool) ->
     )
 
 
+def _has_positions(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") in {"bert", "roberta", "xlm-roberta"}
+
+
+def _skips_padding(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") in {"roberta", "xlm-roberta"}
+
+
 def _positions(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a table of positions has room for; None: there is no table."""
-    kind = str(config.get("model_type"))
-    if kind not in {"bert", "xlm-roberta", "roberta"}:
+    if not _has_positions(config):
         return None
     positions = int(config["max_position_embeddings"])
-    if kind == "bert":
+    if not _skips_padding(config):
         return positions
     return positions - int(config.get("pad_token_id") or 0) - 1  # where the first token is
 
 
-def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo) -> None:
+def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo, padding: int | None) -> None:
     """Refuse what would end vLLM's core process; callers have checked it before."""
     for index, ids in enumerate(inputs):
         if not 0 < len(ids) <= info.max_input_tokens:
@@ -233,6 +249,11 @@ def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo) -> None:
             )
         if min(ids) < 0 or max(ids) >= info.vocab_size:
             raise InvalidRequestError.of(f"inputs[{index}]", "has an id outside the vocabulary")
+        if padding in ids:
+            raise UnsupportedFeatureError.of(
+                f"inputs[{index}]",
+                f"has the id {padding}, this model's padding, which vLLM gives a position",
+            )
 
 
 def _array(rows: list[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -214,14 +214,11 @@ def _to_read(given: Mapping[str, Any], request: GenerationRequest) -> dict[str, 
         raise InvalidRequestError.of(_FIELD, "is of another prompt")
     params = _checked(given.get("params"), _TEXTS, _NUMBERS)
     blocks = params.get("remote_block_ids")
-    whole = (
-        isinstance(blocks, list)
-        and bool(blocks)
-        and all(
-            isinstance(group, list) and all(type(block) is int and block >= 0 for block in group)
-            for group in blocks
-        )
+    groups = blocks if isinstance(blocks, list) else []
+    whole = all(
+        isinstance(group, list) and all(type(block) is int and block >= 0 for block in group)
+        for group in groups
     )
-    if not whole or not any(blocks):
+    if not whole or not any(groups):
         raise InvalidRequestError.of(_FIELD, "names no blocks")
     return dict(params) | {"do_remote_prefill": True, "do_remote_decode": False}

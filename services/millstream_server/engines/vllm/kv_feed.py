@@ -84,6 +84,11 @@ class KvFeed:
             reader.catch_up()
         return True
 
+    def flushed(self) -> None:
+        """Tell that the caches are empty: vLLM says so with its next step only."""
+        for reader in self._readers:
+            reader.flushed()
+
     def adapter_unloaded(self, adapter: str) -> None:
         """Tell that no request can use the blocks of a LoRA adapter any more."""
         for reader in self._readers:

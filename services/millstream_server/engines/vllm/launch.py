@@ -169,9 +169,10 @@ class EngineStart:
         if not self._built.cancelled() and self._built.exception() is None:
             client = self._built.result().client
             await asyncio.to_thread(client.shutdown, _SHUTDOWN_S)
-            await asyncio.sleep(0)  # it closes its sockets here
-            client.ctx.destroy(linger=0)
-            client.resources.ctx.destroy(linger=0)  # whose shadow the other one is
+            await asyncio.sleep(0)  # it closes its sockets on this loop
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SHUTDOWN_S):
+                    await asyncio.to_thread(client.resources.ctx.term)
         await asyncio.to_thread(self.kill)
 
 

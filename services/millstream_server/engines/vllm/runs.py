@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,7 +150,7 @@ class Runs:
             )
         else:
             params = sampling_params(built, request, self._role, run.transfer)
-        features = ()
+        features: Sequence[Any] = ()
         if request.prompt.media:  # in a thread: it reads every number
             features = await asyncio.to_thread(media_features, built, request, self._role)
         adapter = None

@@ -189,6 +189,10 @@ class RankReader:
         if self._replay_endpoint and self._replay is None:
             self._ask()
 
+    def flushed(self) -> None:
+        """Tell that the cache is empty, before the rank does."""
+        self._tell([self._translation.cleared()])
+
     def adapter_unloaded(self, adapter: str) -> None:
         """Tell that an adapter's blocks are of no use any more."""
         if events := self._translation.without(adapter):
