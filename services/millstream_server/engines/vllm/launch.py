@@ -73,13 +73,18 @@ class BuiltEngine:
 
     def pids(self) -> list[int]:
         """Return the ids of vLLM's processes."""
-        psutil: Any = importlib.import_module("psutil")
-        found = []
-        for process in self.client.resources.engine_manager.processes:
-            with contextlib.suppress(psutil.Error):
-                core = psutil.Process(process.pid)
-                found += [core.pid, *(child.pid for child in core.children(recursive=True))]
-        return found
+        return [process.pid for process in _tree(self.client)]
+
+
+def _tree(client: Any) -> list[Any]:
+    """Return vLLM's processes, core processes before their workers."""
+    psutil: Any = importlib.import_module("psutil")
+    found = []
+    for process in client.resources.engine_manager.processes:
+        with contextlib.suppress(psutil.Error):
+            core = psutil.Process(process.pid)
+            found += [core, *core.children(recursive=True)]
+    return found
 
 
 class EngineStart:
@@ -90,6 +95,8 @@ class EngineStart:
         self._built: asyncio.Future[BuiltEngine] | None = None
         self._ended = threading.Event()
         self._before: set[int | None] = set()
+        self._processes: list[Any] = []
+        """Core processes and their workers, which a core that was killed leaves behind."""
 
     async def build(self, config: VllmEngineConfig) -> BuiltEngine:
         """Import vLLM, start its processes and load the model.
@@ -141,6 +148,7 @@ class EngineStart:
                 "this worker's stderr, says why. Often memory is short (--max-total-tokens), or "
                 "the model is of a kind that this vLLM doesn't have."
             ) from error
+        self._processes = _tree(client)
         return BuiltEngine(
             vllm, client, vllm_config, _tokenizer(config, vllm_config), _eos(vllm_config), channel
         )
@@ -148,15 +156,16 @@ class EngineStart:
     def kill(self) -> None:
         """Kill the core processes that this start has made, and what they have started."""
         psutil: Any = importlib.import_module("psutil")
+        left = list(self._processes)
         for child in multiprocessing.active_children():
-            if child.pid in self._before or not child.name.startswith(_CORE_NAME):
-                continue
+            if child.pid not in self._before and child.name.startswith(_CORE_NAME):
+                with contextlib.suppress(psutil.Error):
+                    core = psutil.Process(child.pid)
+                    left += [core, *core.children(recursive=True)]
+        for process in left:
             with contextlib.suppress(psutil.Error):
-                for each in psutil.Process(child.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.Error):
-                        each.kill()
-            child.kill()
-            child.join()
+                process.kill()  # does nothing if the id is another process's by now
+        psutil.wait_procs(left, timeout=_SHUTDOWN_S)
 
     async def end(self) -> None:
         """Stop vLLM's processes, also while they start."""

@@ -54,8 +54,9 @@ def sampling_params(
     _check(sampling)
     prefill = role is Role.PREFILL
     max_tokens = 1 if prefill else sampling.max_new_tokens
-    # An EOS as prefill's one token would be the end of the answer, and not of the prompt.
+    # Prefill's one token is computed by decode again: nothing may end it, or has to shape it.
     ends = () if prefill else _ends(built.eos, sampling)
+    constraint = None if prefill else sampling.constraint
     logprobs = request.logprobs
     params = built.vllm.SamplingParams(
         temperature=sampling.temperature,
@@ -75,13 +76,13 @@ def sampling_params(
             logprobs.top if logprobs and logprobs.prompt and role is not Role.DECODE else None
         ),
         logit_bias=dict(sampling.logit_bias) or None,
-        structured_outputs=_structure(built, sampling.constraint),
+        structured_outputs=_structure(built, constraint),
         extra_args={"kv_transfer_params": dict(transfer)} if transfer else None,
         detokenize=False,
         output_kind=built.vllm.RequestOutputKind.DELTA,
         skip_clone=True,
     )
-    if sampling.constraint is not None:
+    if constraint is not None:
         _check_grammar(built, params)
     return params
 
