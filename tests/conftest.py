@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -28,6 +29,9 @@ ALPHABET_TEMPLATE = (
 _HANGS_S = 600
 """Longer than any test's time limit. That limit ends the test; nothing ends its cleanup."""
 _stderr = pytest.StashKey[int]()
+_HAS_VLLM = importlib.util.find_spec("vllm") is not None
+"""Whether this is the environment of `make setup-vllm`."""
+_VLLM_TIMEOUT_S = 420
 
 _WORKERS = 2
 """Processes that `-n auto` runs tests in; two suites on real SGLang fit in 8 GiB."""
@@ -74,14 +78,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases of vendors' own code apart (`support.vendor`).
+    """Keep the cases of vendors' own code apart (`support.vendor`), and those of vLLM.
 
     Where tests run side by side, the folders with the longest come first.
     """
     wanted = config.option.vendor
-    others = [item for item in items if bool(item.get_closest_marker("vendor")) is not wanted]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if bool(item.get_closest_marker("vendor")) is wanted]
+
+    def runs_here(item: pytest.Item) -> bool:
+        ours = _HAS_VLLM or not item.get_closest_marker("vllm")
+        return ours and bool(item.get_closest_marker("vendor")) is wanted
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs_here(item)])
+    items[:] = filter(runs_here, items)
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.filterwarnings("default"))  # its imports warn
+            # An engine takes 15 s to start on a quiet machine and two minutes on a busy one.
+            item.add_marker(pytest.mark.timeout(_VLLM_TIMEOUT_S))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _LONGEST_FIRST.index(item.path.relative_to(_TESTS).parts[0]))
 

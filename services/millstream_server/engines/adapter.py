@@ -240,6 +240,18 @@ class Offer(Generic[EngineT]):
         return replace(common, engine_args=self.read_arguments(own, common))
 
 
+@dataclass(frozen=True, slots=True)
+class OwnEnvironment:
+    """A Python environment that an engine's workers need, as its pins exclude other engines'."""
+
+    package: str
+    """What is installed there only."""
+    folder: str
+    """Its name, beside the environment of the suite."""
+    command: str
+    """What makes it, in a checkout."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """An engine: its name, what it can do, and what `millstream up` has to know of it."""
@@ -255,6 +267,8 @@ class Adapter:
     generator takes embeddings only."""
     diffuser: Offer[Diffuser] | None = None
     embedder: Offer[Embedder] | None = None
+    environment: OwnEnvironment | None = None
+    """Where `millstream up` runs its workers; None: where it runs itself."""
     suite_flags: Callable[[str, Path], Sequence[str]] = lambda _service, _model: ()
     """Flags that `millstream up` gives a worker of a service for a model, besides `--engine`, which
     encode workers don't get; "dllm": a diffusion worker that makes text. Raises SettingsError."""

@@ -16,6 +16,7 @@ from millstream_server.engines.diffusers import adapter as diffusers
 from millstream_server.engines.sglang import adapter as sglang
 from millstream_server.engines.simulated import adapter as simulated
 from millstream_server.engines.transformers import adapter as transformers
+from millstream_server.engines.vllm import adapter as vllm
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, group
 
@@ -23,7 +24,13 @@ EngineT = TypeVar("EngineT")
 SettingsT = TypeVar("SettingsT")
 AUTO = "auto"
 
-ADAPTERS = (sglang.ADAPTER, transformers.ADAPTER, diffusers.ADAPTER, simulated.ADAPTER)
+ADAPTERS = (
+    sglang.ADAPTER,
+    vllm.ADAPTER,
+    transformers.ADAPTER,
+    diffusers.ADAPTER,
+    simulated.ADAPTER,
+)
 """In the order in which `--engine auto` asks them."""
 _BY_NAME = {each.name: each for each in ADAPTERS}
 

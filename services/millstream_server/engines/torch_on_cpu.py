@@ -5,7 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
@@ -69,3 +75,34 @@ def declare_torchvision_operators() -> object:
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
+
+
+class _WhenTorchvisionIsImported(MetaPathFinder):
+    """Finds nothing; it declares torchvision's operators in time."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "torchvision":
+            declare_torchvision_operators()  # only now: it imports torch
+        return None
+
+
+def declare_when_torchvision_is_imported() -> None:
+    """Do that once torchvision is imported here; for processes that may never import it."""
+    sys.meta_path.insert(0, _WhenTorchvisionIsImported())
+
+
+def run_shadowed_sitecustomize(folder: Path) -> None:
+    """Run the `sitecustomize` that the one in ``folder`` shadows, if there is one."""
+    rest = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    spec = PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+def put_on_path(folder: Path) -> None:
+    """Put ``folder`` in front of PYTHONPATH, for processes started from now on; once."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    if str(folder) not in inherited.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), inherited)))

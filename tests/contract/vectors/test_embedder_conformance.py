@@ -1,4 +1,4 @@
-"""Every embedder and ranker: the simulated ones, and SGLang on every class of model it takes."""
+"""Every embedder and ranker: the simulated ones, SGLang and vLLM on classes of model they take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import cast
 import pytest
 
 from tests.support.engines import embedder_checks
-from tests.support.engines.embedder_checks import SGLANG, SIMULATED
+from tests.support.engines.embedder_checks import SGLANG, SIMULATED, VLLM
+from tests.support.engines.engines import HAS_VLLM
 from tests.support.models.vector_models import Kind, make_vector_model
 from tests.support.processes import forked
 
@@ -29,11 +30,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
             known[kind] = (
                 asyncio.run(embedder_checks.run_all(folder, kind))
                 if kind in SIMULATED
+                else asyncio.run(embedder_checks.run_all(_wide(folder, kind), kind))
+                if HAS_VLLM
                 else _forked(make_vector_model(folder, cast("Kind", kind)), kind)
             )
         return known[kind]
 
     return run
+
+
+def _wide(folder: Path, kind: str) -> Path:
+    """Make a model whose heads vLLM's attention on a CPU takes."""
+    return make_vector_model(folder, cast("Kind", kind), head=32)
 
 
 def _forked(model: Path, kind: str) -> dict[str, str]:
@@ -46,7 +54,12 @@ def _forked(model: Path, kind: str) -> dict[str, str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("check", embedder_checks.CHECKS)
 @pytest.mark.parametrize(
-    "kind", [*SIMULATED, *(pytest.param(kind, marks=pytest.mark.sglang) for kind in SGLANG)]
+    "kind",
+    [
+        *SIMULATED,
+        *(pytest.param(kind, marks=pytest.mark.sglang) for kind in SGLANG),
+        *(pytest.param(kind, marks=pytest.mark.vllm, id=f"vllm-{kind}") for kind in VLLM),
+    ],
 )
 def test_embedder(outcomes: Outcomes, kind: str, check: str) -> None:
     outcome = outcomes(kind)[check]

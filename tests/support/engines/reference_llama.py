@@ -10,9 +10,12 @@ import json
 import sys
 from typing import Any
 
+from millstream_server.engines import torch_on_cpu
+
 
 def _main() -> None:
     count, prompts, *paths = sys.argv[1:]
+    torch_on_cpu.prepare()  # for torchvision, which some releases of transformers import
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     answers = []

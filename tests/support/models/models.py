@@ -78,21 +78,24 @@ _TOKENIZER_CONFIG = {
 _CORPUS_FILES = 60
 
 
-def make_random_model(folder: Path) -> Path:
+def make_random_model(folder: Path, *, heads: int = _HIDDEN // _HEAD) -> Path:
     """Write a two-layer Llama and its tokenizer to ``folder``; the same weights every time.
 
-    The files are written directly: no transformers, no PyTorch, under a second.
+    The files are written directly: no transformers, no PyTorch, under a second. vLLM's attention on
+    a CPU needs heads of 32 numbers or more: ``heads=2``.
     """
     from safetensors.numpy import save_file  # noqa: PLC0415 - only tests with a model need it
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG, indent=1))
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    head = _HIDDEN // heads
+    config = _CONFIG | {"num_attention_heads": heads, "head_dim": head}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(_weights(head), folder / "model.safetensors", metadata={"format": "pt"})
     save_tokenizer(folder)
     return folder
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _weights(head: int) -> dict[str, np.ndarray]:
     import numpy as np  # noqa: PLC0415
 
     random = np.random.default_rng(0)
@@ -109,8 +112,8 @@ def _weights() -> dict[str, np.ndarray]:
             for name, value in {
                 "input_layernorm": ones.copy(),
                 "self_attn.q_proj": matrix(_HIDDEN, _HIDDEN),
-                "self_attn.k_proj": matrix(_KV_HEADS * _HEAD, _HIDDEN),
-                "self_attn.v_proj": matrix(_KV_HEADS * _HEAD, _HIDDEN),
+                "self_attn.k_proj": matrix(_KV_HEADS * head, _HIDDEN),
+                "self_attn.v_proj": matrix(_KV_HEADS * head, _HIDDEN),
                 "self_attn.o_proj": matrix(_HIDDEN, _HIDDEN),
                 "post_attention_layernorm": ones.copy(),
                 "mlp.gate_proj": matrix(_FEED_FORWARD, _HIDDEN),

@@ -72,8 +72,11 @@ _CONFIGS: dict[Kind, dict[str, Any]] = {
 }
 
 
-def make_vector_model(folder: Path, kind: Kind, **changes: Any) -> Path:
-    """Write a model's files; ``changes`` are of its config.json, None removes a key."""
+def make_vector_model(folder: Path, kind: Kind, *, head: int = _HEAD, **changes: Any) -> Path:
+    """Write a model's files; ``changes`` are of its config.json, None removes a key.
+
+    ``head``: the width of an attention head.
+    """
     from safetensors.numpy import save_file  # noqa: PLC0415 - only tests with a model need it
 
     config = {
@@ -81,11 +84,12 @@ def make_vector_model(folder: Path, kind: Kind, **changes: Any) -> Path:
         "hidden_size": WIDTH,
         "intermediate_size": _FEED_FORWARD,
         "num_hidden_layers": _LAYERS,
-        "num_attention_heads": WIDTH // _HEAD,
+        "num_attention_heads": WIDTH // head,
         "bos_token_id": 0,
         "eos_token_id": 2,
         "dtype": "float32",
         **_CONFIGS[kind],
+        **({"head_dim": head} if kind == "qwen3" else {}),
         **changes,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +97,7 @@ def make_vector_model(folder: Path, kind: Kind, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(kept, indent=1))
     weights = _Weights()
     if kind == "qwen3":
-        weights.add_qwen3()
+        weights.add_qwen3(head)
     else:
         prefix = {"xlmr_ranker": "roberta.", "bert_ranker": "bert."}.get(kind, "")
         weights.add_encoder(prefix, types=config["type_vocab_size"])
@@ -128,15 +132,15 @@ class _Weights:
         if bias:
             self.found[f"{name}.bias"] = np.zeros(size, dtype=np.float32)
 
-    def add_qwen3(self) -> None:
+    def add_qwen3(self, head: int) -> None:
         self.matrix("model.embed_tokens", VOCAB_SIZE, WIDTH)
         for number in range(_LAYERS):
             layer = f"model.layers.{number}"
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 self.norm(f"{layer}.{norm}")
             for norm in ("q_norm", "k_norm"):
-                self.norm(f"{layer}.self_attn.{norm}", _HEAD)
-            for name, rows in (("q", WIDTH), ("k", 2 * _HEAD), ("v", 2 * _HEAD), ("o", WIDTH)):
+                self.norm(f"{layer}.self_attn.{norm}", head)
+            for name, rows in (("q", WIDTH), ("k", 2 * head), ("v", 2 * head), ("o", WIDTH)):
                 self.matrix(f"{layer}.self_attn.{name}_proj", rows, WIDTH)
             self.matrix(f"{layer}.mlp.gate_proj", _FEED_FORWARD, WIDTH)
             self.matrix(f"{layer}.mlp.up_proj", _FEED_FORWARD, WIDTH)

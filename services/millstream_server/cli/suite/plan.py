@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
@@ -155,7 +156,7 @@ class SuitePlan:
         return next((service for service in self.services if service.role == role), None)
 
     def command(self, service: PlannedService) -> list[str]:
-        module = [sys.executable, "-m", f"millstream_server.{service.role}"]
+        module = [self._python(service), "-m", f"millstream_server.{service.role}"]
         if service.role == "processor":
             return module + self._processor_flags()
         if service.role == "encode":
@@ -168,6 +169,13 @@ class SuitePlan:
         if service.further is not None:
             return module + service.flags() + service.further.flags(self.options.engine)
         return module + self._worker_flags(service)
+
+    def _python(self, service: PlannedService) -> str:
+        """Return the Python that runs a service: an engine may have an environment of its own."""
+        if service.role in {"processor", "encode"}:
+            return sys.executable
+        chats = self.options.engine
+        return python_of(service.further.engine(chats) if service.further else chats)
 
     def weights_record(self, service: PlannedService) -> Path:
         """Return the file that notes a worker's last update of weights for its restarts."""
@@ -212,6 +220,25 @@ class SuitePlan:
             raise PlanError(str(error)) from error
 
 
+def python_of(engine: str) -> str:
+    """Return the Python that an engine's workers run in.
+
+    Raises:
+        PlanError: it isn't there; the text says what makes it.
+    """
+    own = adapter(engine).environment
+    if own is None or importlib.util.find_spec(own.package) is not None:
+        return sys.executable
+    beside = (Path(__file__).resolve().parents[4], Path(sys.prefix).parent)
+    for folder in beside:  # a checkout, and wherever this environment is
+        if (python := folder / own.folder / "bin" / "python").is_file():
+            return str(python)
+    raise PlanError(
+        f"--engine {engine}: {own.package} isn't installed here, and there is no {own.folder}; run "
+        f"`{own.command}` in a checkout of Millstream first (docs/install.md)"
+    )
+
+
 def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan:
     """Plan services and ports; a default port in use is replaced by the next free one.
 
@@ -224,6 +251,7 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
             raise PlanError(
                 f"two models would be called {name!r}: rename a directory, or give --model-name"
             )
+    python_of(options.engine)  # before anything is started
     roles = ["prefill"] * options.prefill if options.topology == "disaggregated" else []
     if options.decode < 1 or (options.topology == "disaggregated" and not roles):
         raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
 from millstream_server.engines.sglang.kv_events.feed import QUEUED_BATCHES
 from millstream_server.engines.sglang.kv_events.translation import Translation, UnreadableBatchError
-from millstream_server.kv_cache.events import KvEvent
+from millstream_server.kv_cache.events import CacheCleared, KvEvent
 from millstream_server.runtime.telemetry.log import get_log
 
 MOST_HELD = 2_000
@@ -118,6 +119,22 @@ class Inlet:
         self._socket.close(linger=0)
 
 
+class Translator(Protocol):
+    """Translates one rank's batches, in order."""
+
+    def batch(self, payload: bytes) -> list[KvEvent]:
+        """Translate a batch; raises UnreadableBatchError."""
+        ...
+
+    def cleared(self) -> CacheCleared:
+        """Forget all blocks."""
+        ...
+
+    def without(self, adapter: str) -> list[KvEvent]:
+        """Forget an unloaded adapter's blocks; return that they are gone."""
+        ...
+
+
 class RankReader:
     """Reads one rank: puts its batches in order, has lost ones replayed, translates them.
 
@@ -126,9 +143,16 @@ class RankReader:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], bound: str, replay: str, tell: Tell
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        bound: str,
+        replay: str,
+        tell: Tell,
+        *,
+        translation: Translator | None = None,
+        binds: bool = True,
     ) -> None:
-        """Bind ``bound``. ``replay`` is where the rank replays; empty: nowhere.
+        """Bind ``bound``, or connect to it. ``replay`` is where the rank replays; empty: nowhere.
 
         Raises:
             zmq.ZMQError: it can't be bound.
@@ -137,7 +161,7 @@ class RankReader:
         self._replay_endpoint = replay
         self._tell = tell
         self._order = BatchOrder()
-        self._translation = Translation()
+        self._translation: Translator = translation or Translation()
         self._replay: Inlet | None = None
         self._asked = 0
         """The first number of the replay that is under way."""
@@ -148,7 +172,7 @@ class RankReader:
         events.setsockopt(zmq.IPV6, "[" in bound)
         events.setsockopt(zmq.SUBSCRIBE, b"")
         try:
-            events.bind(bound)
+            events.bind(bound) if binds else events.connect(bound)
         except zmq.ZMQError:
             events.close(linger=0)
             raise
@@ -158,6 +182,10 @@ class RankReader:
         """Ask for what was published before the rank had reached this socket."""
         if self._replay_endpoint and self._replay is None:
             self._ask()
+
+    def flushed(self) -> None:
+        """Tell that the cache is empty, before the rank does."""
+        self._tell([self._translation.cleared()])
 
     def adapter_unloaded(self, adapter: str) -> None:
         """Tell that an adapter's blocks are of no use any more."""

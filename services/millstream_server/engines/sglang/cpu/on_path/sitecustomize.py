@@ -6,21 +6,11 @@ It installs the import hook, then runs the `sitecustomize` that it shadows, if t
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 from pathlib import Path
 
 import millstream_sglang_cpu_imports
 
-
-def _run_hidden_one() -> None:
-    here = Path(__file__).resolve().parent
-    rest = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    spec = PathFinder.find_spec("sitecustomize", rest)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(module_from_spec(spec))
-
+from millstream_server.engines.torch_on_cpu import run_shadowed_sitecustomize
 
 millstream_sglang_cpu_imports.install()
-_run_hidden_one()
+run_shadowed_sitecustomize(Path(__file__).resolve().parent)

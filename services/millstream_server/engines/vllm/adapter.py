@@ -1,0 +1,122 @@
+"""The vLLM adapter: its settings, and its engines made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.engines.adapter import (
+    Adapter,
+    EngineContext,
+    Offer,
+    OwnEnvironment,
+    TextEngineSettings,
+    VectorEngineSettings,
+    model_folder,
+)
+from millstream_server.engines.transformers import adapter as transformers
+from millstream_server.engines.vllm import arguments
+from millstream_server.engines.vllm.config import VllmEngineConfig
+from millstream_server.generation.generator import GeneratorEngine
+from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+from millstream_server.runtime.settings.arguments import read_arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Settings that only vLLM reads, to generate text."""
+
+    kv_connector: Literal["push", "pull"] = setting(
+        "push",
+        help="vllm: how the KV cache gets from prefill to decode. push: prefill writes it while "
+        "both legs run; pull: decode starts after prefill and reads it. The same in all workers",
+    )
+
+
+def _read_for_text(_own: VllmSettings, common: TextEngineSettings) -> EngineArguments:
+    if common.max_loras_per_batch < 0:
+        raise SettingsError(f"--max-loras-per-batch is {common.max_loras_per_batch}, not 0 or up")
+    known = arguments.engine_arguments(common.device, arguments.GENERATION)
+    read = read_arguments(common.engine_args, known)
+    values = read.values
+    if "max_lora_rank" in values and not common.max_loras_per_batch:
+        raise SettingsError("-- --max-lora-rank needs --max-loras-per-batch")
+    if common.max_loras_per_batch and values.get("data_parallel_size", 1) != 1:
+        raise SettingsError(
+            "--max-loras-per-batch: adapters are loaded into one rank only with "
+            "--data-parallel-size; start more workers instead"
+        )
+    return read
+
+
+def engine_config(own: VllmSettings, context: EngineContext) -> VllmEngineConfig:
+    """Make the configuration of one engine.
+
+    Raises:
+        SettingsError: the settings contradict each other.
+    """
+    common: TextEngineSettings = context.common
+    given = dict(common.engine_args.values)
+    return VllmEngineConfig(
+        bootstrap_host=common.bootstrap_host,
+        bootstrap_port=common.bootstrap_port,
+        connector=own.kv_connector,
+        transfer_timeout_s=common.transfer_timeout_s,
+        max_loras_per_batch=common.max_loras_per_batch,
+        max_lora_rank=given.pop("max_lora_rank", 16),
+        kv_events=common.kv_events,
+        **_of_both(context, given),
+    )
+
+
+def _of_both(context: EngineContext, given: dict[str, Any]) -> Mapping[str, Any]:
+    """Return what engines for text and for vectors are configured with.
+
+    ``given``: vLLM's own arguments; what isn't taken out of them is passed on.
+    """
+    common: TextEngineSettings | VectorEngineSettings = context.common
+    folder = model_folder(context.model_path, "vllm", "a model directory", "config.json")
+    return {
+        "model_path": str(folder),
+        "role": context.role,
+        "device": common.device,
+        "dtype": given.pop("dtype", "auto"),
+        "max_total_tokens": common.max_total_tokens or None,
+        "max_running_requests": common.max_running_requests or None,
+        "context_length": common.context_length or None,
+        "served_model_name": context.model_name,
+        "warm_up_timeout_s": common.warm_up_timeout_s,
+        "extra": given,
+    }
+
+
+def _read_for_vectors(_own: None, common: VectorEngineSettings) -> EngineArguments:
+    known = arguments.engine_arguments(common.device, arguments.VECTORS)
+    read = read_arguments(common.engine_args, known)
+    if read.values.get("data_parallel_size", 1) != 1:
+        raise SettingsError("-- --data-parallel-size: run an embedding worker per rank instead")
+    return read
+
+
+def _embedder(_own: None, context: EngineContext) -> Embedder:
+    from millstream_server.engines.vllm.embedder import VllmEmbedder  # noqa: PLC0415
+
+    given = dict(context.common.engine_args.values)
+    return VllmEmbedder(VllmEngineConfig(**_of_both(context, given)))
+
+
+def _generator(own: VllmSettings, context: EngineContext) -> GeneratorEngine:
+    from millstream_server.engines.vllm.engine import VllmEngine  # noqa: PLC0415
+
+    return VllmEngine(engine_config(own, context))
+
+
+ADAPTER = Adapter(
+    name="vllm",
+    generator=Offer(settings=VllmSettings, make=_generator, read_arguments=_read_for_text),
+    pixels=transformers.pixels,
+    embedder=Offer(make=_embedder, read_arguments=_read_for_vectors),
+    environment=OwnEnvironment("vllm", ".venv-vllm", "make setup-vllm"),
+)

@@ -1,0 +1,91 @@
+"""vLLM's names that the adapter uses: which of them the installed vLLM lacks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from millstream_server.engines import torch_on_cpu
+from millstream_server.engines.vllm import names
+
+pytestmark = pytest.mark.vllm
+
+_FIELDS = {
+    "vllm.v1.engine.EngineCoreRequest": {
+        *("request_id", "prompt_token_ids", "mm_features", "sampling_params", "pooling_params"),
+        *("arrival_time", "lora_request", "cache_salt", "data_parallel_rank", "priority"),
+        "external_req_id",
+    },
+    "vllm.v1.engine.EngineCoreOutputs": {
+        *("engine_index", "outputs", "scheduler_stats", "weight_version"),
+    },
+    "vllm.v1.engine.EngineCoreOutput": {
+        *("request_id", "new_token_ids", "new_logprobs", "new_prompt_logprobs_tensors"),
+        *("finish_reason", "stop_reason", "kv_transfer_params", "prefill_stats"),
+        "pooling_output",
+    },
+    "vllm.sampling_params.SamplingParams": {
+        *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+        *("repetition_penalty", "seed", "stop_token_ids", "ignore_eos", "max_tokens"),
+        *("min_tokens", "logprobs", "prompt_logprobs", "logit_bias", "structured_outputs"),
+        *("extra_args", "detokenize", "output_kind", "skip_clone"),
+    },
+    "vllm.v1.metrics.stats.SchedulerStats": {
+        *("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage"),
+    },
+    "vllm.v1.metrics.stats.PrefillStats": {"num_cached_tokens", "num_local_cached_tokens"},
+    "vllm.engine.arg_utils.AsyncEngineArgs": {
+        *("model", "dtype", "skip_tokenizer_init", "served_model_name", "max_model_len"),
+        *("max_num_seqs", "profiler_config", "runner", "scheduling_policy", "max_logprobs"),
+        *("logprobs_mode", "prefix_caching_hash_algo", "enable_lora", "max_loras"),
+        *("max_lora_rank", "limit_mm_per_prompt", "enable_mm_embeds", "mm_processor_cache_gb"),
+        *("mm_device_do_normalize", "structured_outputs_config", "enforce_eager", "block_size"),
+        *("kv_cache_memory_bytes", "kv_transfer_config", "kv_events_config", "seed"),
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared() -> None:
+    torch_on_cpu.prepare()
+
+
+def _of(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_the_names_we_use_are_there() -> None:
+    names.load()
+    lacking = [
+        f"{path}.{name}"
+        for path, members in names.MEMBERS.items()
+        for name in members
+        if not hasattr(_of(path), name)
+    ]
+    assert lacking == []
+
+
+def test_the_fields_we_use_are_there() -> None:
+    lacking = []
+    for path, wanted in _FIELDS.items():
+        cls = _of(path)
+        there = getattr(cls, "__struct_fields__", None) or cls.__dataclass_fields__
+        lacking += [f"{path}.{name}" for name in sorted(wanted - set(there))]
+    assert lacking == []
+
+
+def test_the_engines_own_arguments_are_read() -> None:
+    """Each that we manage exists, so that none is refused in vain."""
+    from argparse import SUPPRESS, ArgumentParser  # noqa: PLC0415
+
+    from millstream_server.engines.vllm import arguments  # noqa: PLC0415
+
+    parser = ArgumentParser(argument_default=SUPPRESS, add_help=False)
+    for managed in (arguments.GENERATION, arguments.VECTORS):
+        arguments.engine_arguments("cpu", managed).add_to(parser)
+        known = {action.dest for action in parser._actions}
+        assert managed.keys() - known <= {"config"}
+        parser = ArgumentParser(argument_default=SUPPRESS, add_help=False)

@@ -1,0 +1,204 @@
+"""Prefill and decode in two engines, the KV cache over NIXL; both ways of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from millstream_server.control.engine import Role
+from millstream_server.engines.vllm.config import Connector
+from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.generation.request import GenerationRequest, new_engine_id
+from millstream_server.generation.ticket import EngineData, Ticket, TicketKey
+from millstream_server.runtime.errors import InvalidRequestError, KvTransferError
+from tests.support.engines.vllm_engines import (
+    LONG,
+    PROMPTS,
+    Started,
+    generation,
+    result,
+    started,
+)
+from tests.support.processes.ports import free_port
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+_KEY = TicketKey(bytes(32))
+_TIMEOUT_S = 6.0
+
+
+class Pair:
+    """A prefill and a decode engine, and requests that meet."""
+
+    def __init__(self, prefill: Started, decode: Started) -> None:
+        self.prefill = prefill
+        self.decode = decode
+
+    def ticket(self) -> Ticket:
+        """Mint one as the Processor does before prefill starts."""
+        transfer = self.prefill.info.kv_transfer
+        assert transfer is not None
+        data = None if transfer.prefill_first else EngineData(transfer.kind, transfer.data)
+        return _KEY.mint(self.prefill.info.bootstrap_host, 0, None, data)
+
+    async def hand_off(
+        self, request: GenerationRequest, *, decode_first: bool = False, apart_s: float = 0.0
+    ) -> tuple[list[int], Finish, Finish]:
+        """Run both legs in the order of the engines; return decode's tokens and both ends."""
+        legs = [replace(request, engine_id=new_engine_id(), ticket=self.ticket()) for _ in "pd"]
+        legs[1] = replace(legs[1], ticket=legs[0].ticket)
+        assert self.prefill.info.kv_transfer is not None
+        if self.prefill.info.kv_transfer.prefill_first:
+            first = await result(self.prefill.submit(legs[0]))
+            assert legs[1].ticket is not None
+            assert first.engine_data is not None
+            legs[1] = replace(legs[1], ticket=_KEY.renew(legs[1].ticket, first.engine_data))
+            sink = self.decode.submit(legs[1])
+            return sink.token_ids, first, await result(sink)
+        if decode_first:
+            sink = self.decode.submit(legs[1])
+            await asyncio.sleep(apart_s)
+            before = self.prefill.submit(legs[0])
+        else:
+            before = self.prefill.submit(legs[0])
+            await asyncio.sleep(apart_s)
+            sink = self.decode.submit(legs[1])
+        return sink.token_ids, await result(before), await result(sink)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["push", "pull"])
+async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
+    connector: Connector = request.param
+    async with AsyncExitStack() as running:
+        roles: dict[str, Any] = {"connector": connector, "max_running_requests": 8}
+        roles |= {"transfer_timeout_s": _TIMEOUT_S}
+        prefill, decode = await asyncio.gather(
+            running.enter_async_context(
+                started(model, role=Role.PREFILL, bootstrap_port=free_port(), **roles)
+            ),
+            running.enter_async_context(started(model, role=Role.DECODE, **roles)),
+        )
+        yield Pair(prefill, decode)
+
+
+async def _idle(engine: Started) -> None:
+    async with asyncio.timeout(30):
+        while (load := await engine.engine.load()).used_blocks or load.running_requests:
+            await asyncio.sleep(0.05)
+
+
+async def test_greedy_equals_transformers(pair: Pair, expected: list[list[int]]) -> None:
+    for ids, wanted in zip(PROMPTS, expected, strict=True):
+        got, first, last = await pair.hand_off(generation(ids, len(wanted)))
+        assert got == wanted
+        assert first.completion_tokens == 0
+        assert (first.prompt_tokens, last.prompt_tokens) == (len(ids), len(ids))
+
+
+async def test_all_at_once(pair: Pair, expected: list[list[int]]) -> None:
+    """On decode too prompts are in the prefix cache now."""
+    done = await asyncio.gather(
+        *(
+            pair.hand_off(generation([*ids, 30], len(wanted), ignore_eos=True))
+            for ids, wanted in zip(PROMPTS, expected, strict=True)
+        )
+    )
+    assert all(last.reason is FinishReason.LENGTH for _, _, last in done)
+    await _idle(pair.decode)
+
+
+async def test_decode_can_begin_long_before_or_after(pair: Pair) -> None:
+    for n, decode_first in enumerate((True, False)):
+        ids = [*range(300 + n, 370 + n)]
+        whole = [await pair.hand_off(generation(ids, 6), decode_first=decode_first, apart_s=1.0)]
+        again = await pair.hand_off(generation(ids, 6))
+        assert whole[0][0] == again[0]
+
+
+async def test_an_abort_of_decode_while_it_waits(pair: Pair) -> None:
+    assert pair.decode.info.kv_transfer is not None
+    if pair.decode.info.kv_transfer.prefill_first:
+        pytest.skip("decode doesn't wait for prefill: it comes after it")
+    request = generation([17] * 300, LONG, ticket=pair.ticket())
+    sink = pair.decode.submit(request)
+    await asyncio.sleep(0.2)
+    assert (await pair.decode.abort(request, sink)).reason is FinishReason.CANCELLED
+    await _idle(pair.decode)
+
+
+async def test_an_abort_of_decode_while_it_runs(pair: Pair) -> None:
+    ticket = pair.ticket()
+    prefill = replace(generation([18] * 300, ticket=ticket))
+    if pair.prefill.info.kv_transfer and pair.prefill.info.kv_transfer.prefill_first:
+        first = await result(pair.prefill.submit(prefill))
+        ticket = _KEY.renew(ticket, first.engine_data)
+    else:
+        pair.prefill.submit(prefill)
+    request = generation([18] * 300, LONG, ticket=ticket, ignore_eos=True)
+    sink = pair.decode.submit(request)
+    async with asyncio.timeout(60):
+        await sink.first_token()
+    finish = await pair.decode.abort(request, sink)
+    assert finish.reason is FinishReason.CANCELLED
+    assert finish.completion_tokens == len(sink.token_ids) > 0
+    await _idle(pair.decode)
+
+
+async def test_a_prefill_that_never_comes(pair: Pair) -> None:
+    transfer = pair.prefill.info.kv_transfer
+    assert transfer is not None
+    if transfer.prefill_first:
+        pytest.skip("decode doesn't wait for prefill: it comes after it")
+    begun = time.monotonic()
+    sink = pair.decode.submit(generation([19] * 90, ticket=pair.ticket()))
+    with pytest.raises(KvTransferError):
+        await result(sink)
+    assert time.monotonic() - begun >= _TIMEOUT_S - 0.5
+
+
+async def test_a_prefill_that_is_gone(pair: Pair) -> None:
+    """Its host doesn't answer: a failure to retry, and decode lives."""
+    ticket = pair.ticket()
+    transfer = pair.prefill.info.kv_transfer
+    assert transfer is not None
+    if transfer.prefill_first:
+        first = await result(pair.prefill.submit(generation([21] * 90, ticket=ticket)))
+        assert first.engine_data is not None
+        data = first.engine_data.data.replace(b'"remote_engine_id": "', b'"remote_engine_id": "x')
+    else:
+        assert ticket.engine_data is not None
+        data = ticket.engine_data.data.replace(b'"engine_id": "', b'"engine_id": "x')
+    nobody = replace(ticket, engine_data=EngineData(transfer.kind, data))
+    sink = pair.decode.submit(generation([21] * 90, ticket=nobody))
+    with pytest.raises(KvTransferError):
+        await result(sink)
+    got, _, _ = await pair.hand_off(generation([22] * 40, 4))
+    assert got
+
+
+async def test_data_that_is_not_this_engines(pair: Pair) -> None:
+    transfer = pair.prefill.info.kv_transfer
+    assert transfer is not None
+    for data in (None, EngineData("sglang.nixl", b"{}"), EngineData(transfer.kind, b"[1]")):
+        ticket = replace(pair.ticket(), engine_data=data)
+        with pytest.raises(InvalidRequestError, match=r"ticket\.engine_data"):
+            await result(pair.decode.submit(generation([23] * 9, ticket=ticket)))
+
+
+async def test_data_of_another_prompt(pair: Pair) -> None:
+    """vLLM would compute on with that prompt's KV cache."""
+    if pair.prefill.info.kv_transfer and not pair.prefill.info.kv_transfer.prefill_first:
+        pytest.skip("the legs meet by the ticket's room")
+    ticket = pair.ticket()
+    first = await result(pair.prefill.submit(generation([24] * 50, ticket=ticket)))
+    second = generation([25] * 50, ticket=_KEY.renew(ticket, first.engine_data))
+    with pytest.raises(InvalidRequestError, match="another prompt"):
+        await result(pair.decode.submit(second))
