@@ -13,6 +13,7 @@ from tests.support.deploy.kube_rules import selects, workloads
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
 
 Render = Callable[..., list[Manifest]]
+WORKER_IMAGE = "ghcr.io/millstream/millstream-worker:0.1.0"
 
 
 def probes(pool: RenderedPool) -> dict[str, dict[str, Any]]:
@@ -82,6 +83,36 @@ def test_gpus_are_computed(parallelism: dict[str, int], per_pod: int, render: Re
         flag: parallelism[name] for flag, name in names.items() if parallelism.get(name, 1) > 1
     }
     assert pool.config["engine_args"] == {"mem_fraction_static": 0.85, **wanted}
+
+
+def test_vllm_has_its_image_its_names_and_a_side_channel_per_copy(render: Render) -> None:
+    sizes = {"tensor": 2, "pipeline": 2, "data": 2}
+    values = {
+        "image": {"workerVllm": {"repository": "registry/vllm", "tag": "9"}},
+        "decode": {"pools": {"vllm": {"parallelism": sizes}}},
+    }
+    manifests = render("vllm", values=values)
+    vllm = pool_of(manifests, "decode", "vllm")
+    assert vllm.config["engine_args"] == {
+        "gpu_memory_utilization": 0.85,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "data_parallel_size": 2,
+    }
+    images = {
+        (role, name): {
+            one["image"] for one in (*pool.pod["initContainers"], *pool.pod["containers"])
+        }
+        for role in ("prefill", "decode")
+        for name in ("sglang", "vllm")
+        for pool in [pool_of(manifests, role, name)]
+    }
+    for (_, name), image in images.items():
+        expected = "registry/vllm:9" if name == "vllm" else WORKER_IMAGE
+        assert image == {expected}
+    ports = {port["name"]: port["containerPort"] for port in vllm.container["ports"]}
+    assert (ports["side-channel-0"], ports["side-channel-1"]) == (5600, 5601)
+    assert vllm.container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
 def test_a_group_has_a_leader_and_followers(render: Render) -> None:

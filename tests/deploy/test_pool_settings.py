@@ -79,8 +79,8 @@ def test_sglang_knows_the_engines_arguments(render: Render, tmp_path: Path) -> N
     arguments: dict[str, Any] = {}
     for name in values_files():
         for pool in rendered_pools(render(name)):
-            simulated = pool.config.get("engine") == "simulated"
-            if pool.role in ("prefill", "decode", "embedding") and not simulated:
+            sglang = pool.config.get("engine", "sglang") == "sglang"
+            if pool.role in ("prefill", "decode", "embedding") and sglang:
                 arguments |= pool.config.get("engine_args", {})
     assert "tp_size" in arguments
     file = tmp_path / "config.yaml"

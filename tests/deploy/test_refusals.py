@@ -53,6 +53,19 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {**decode(settings={"mode": "aggregated"}), "prefill": role(model="llama")},
     ),
     (
+        "prefill.pools.main: model llama has prefill workers, and no decode workers that take "
+        "their KV cache; add a pool to `decode` with this model and settings.engine vllm",
+        {**decode(), "prefill": role(model="llama", settings={"engine": "vllm"})},
+    ),
+    (
+        "model llama has no prefill workers; add a pool to `prefill` with this model and "
+        "settings.engine vllm",
+        {
+            **decode(settings={"engine": "vllm", "mode": "disaggregated"}),
+            "prefill": role(model="llama"),
+        },
+    ),
+    (
         "encode.pools.main: model llama has encode workers, and no decode workers",
         {"models": MODELS, "encode": role(model="llama")},
     ),
@@ -133,6 +146,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "images and videos know tensor parallelism only",
         {"models": MODELS, "diffusion": role(model="llama", parallelism={"pipeline": 2})},
+    ),
+    (
+        "decode.pools.main.parallelism: a vLLM worker is on one node, and has no attentionData",
+        decode(parallelism={"tensor": 2, "nodes": 2}, settings={"engine": "vllm"}),
+    ),
+    (
+        "engineArgs.data_parallel_size can't be set here, since GPUs and nodes are computed",
+        decode(engineArgs={"data_parallel_size": 2}, settings={"engine": "vllm"}),
     ),
     # ---- TLS and discovery
     ("security.tls.enabled needs certificates for the role decode; set security.tls.certM", tls()),

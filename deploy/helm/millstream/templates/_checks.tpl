@@ -126,21 +126,25 @@ that it once had. */}}
 {{/* Roles that a model needs beside a pool's own. */}}
 {{- define "millstream.checkPartners" -}}
 {{- $pool := .pool -}}
-{{- $modes := list -}}
+{{- $engine := include "millstream.engine" . -}}
+{{- $modes := list -}}{{- /* of all decode pools */ -}}
+{{- $takers := list -}}{{- /* of those with the same engine: another's KV cache is of no use */ -}}
 {{- $abilities := list -}}
 {{- range .pools -}}
 {{- if eq .model $pool.model -}}
 {{- if eq .role "decode" -}}
-{{- $modes = append $modes (include "millstream.mode" (dict "root" $.root "pool" .)) -}}
+{{- $mode := include "millstream.mode" (dict "root" $.root "pool" .) -}}
+{{- $modes = append $modes $mode -}}
+{{- if eq (include "millstream.engine" (dict "pool" .)) $engine -}}{{- $takers = append $takers $mode -}}{{- end -}}
 {{- end -}}
 {{- $abilities = append $abilities (has .role (list "encode" "prefill" "decode") | ternary "chats" .role) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $pool.role "prefill") (not (has "disaggregated" $modes)) }}
-{{ $pool.path }}: model {{ $pool.model }} has prefill workers, and no decode workers that take their KV cache; add a pool to `decode` with this model (and enabled: true), or set prefill.enabled=false
+{{- if and (eq $pool.role "prefill") (not (has "disaggregated" $takers)) }}
+{{ $pool.path }}: model {{ $pool.model }} has prefill workers, and no decode workers that take their KV cache; add a pool to `decode` with this model and settings.engine {{ $engine }} (and enabled: true), or set prefill.enabled=false
 {{- end -}}
-{{- if and (eq $pool.role "decode") (eq (include "millstream.mode" .) "disaggregated") (not (include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" $pool.model))) }}
-{{ $pool.path }}.settings.mode is disaggregated, and model {{ $pool.model }} has no prefill workers; add a pool to `prefill` with this model (and enabled: true), or remove the mode
+{{- if and (eq $pool.role "decode") (eq (include "millstream.mode" .) "disaggregated") (not (include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" $pool.model "engine" $engine))) }}
+{{ $pool.path }}.settings.mode is disaggregated, and model {{ $pool.model }} has no prefill workers; add a pool to `prefill` with this model and settings.engine {{ $engine }} (and enabled: true), or remove the mode
 {{- end -}}
 {{- if and (eq $pool.role "encode") (not $modes) }}
 {{ $pool.path }}: model {{ $pool.model }} has encode workers, and no decode workers that read their embeddings; add a pool to `decode` with this model
@@ -200,6 +204,9 @@ models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set
 {{- end -}}
 {{- if and (include "millstream.makesMedia" .) (gt $tensor 1) (ne (include "millstream.engine" .) "sglang") }}
 {{ $path }}.tensor is {{ $tensor }}, and the engine {{ include "millstream.engine" . }} uses one GPU; set settings.engine to sglang, or tensor to 1
+{{- end -}}
+{{- if and (eq (include "millstream.engine" .) "vllm") (or (gt $nodes 1) (gt (int $pool.parallelism.attentionData) 1)) }}
+{{ $path }}: a vLLM worker is on one node, and has no attentionData; set nodes and attentionData to 1
 {{- end -}}
 {{- $perNode := div $total $nodes -}}
 {{- if and $pool.gpu.perNode (ne (int $pool.gpu.perNode) (int $perNode)) }}

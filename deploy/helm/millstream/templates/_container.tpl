@@ -2,7 +2,7 @@
 {{- define "millstream.container" -}}
 {{- $root := .root -}}
 {{- $pool := .pool -}}
-{{- $image := $pool.worker | ternary "worker" "processor" -}}
+{{- $image := include "millstream.imageOf" . -}}
 name: {{ $pool.role }}
 image: {{ include "millstream.image" (dict "root" $root "image" $image) | quote }}
 imagePullPolicy: {{ (index $root.Values.image $image).pullPolicy }}
@@ -18,6 +18,9 @@ ports:
   {{- end }}
   {{- if eq $pool.role "prefill" }}
   - {name: bootstrap, containerPort: 8998}
+  {{- end }}
+  {{- range $rank := until (include "millstream.sideChannels" . | int) }}
+  - {name: side-channel-{{ $rank }}, containerPort: {{ add 5600 $rank }}}
   {{- end }}
   {{- if gt (int $pool.parallelism.nodes) 1 }}
   - {name: rendezvous, containerPort: 20000}

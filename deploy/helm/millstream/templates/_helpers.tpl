@@ -55,6 +55,13 @@ millstream.io/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* Which entry of `image` a pool's pods run. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.imageOf" -}}
+{{- if not .pool.worker -}}processor
+{{- else -}}{{- eq (include "millstream.engine" .) "vllm" | ternary "workerVllm" "worker" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "millstream.image" -}}
 {{- $image := index .root.Values.image .image -}}
 {{- if $image.digest -}}

@@ -136,7 +136,7 @@ the whole. Takes (dict "root" $ "pool" $pool).
 */}}
 {{- define "millstream.modelParts" -}}
 {{- $root := .root -}}
-{{- $image := .pool.worker | ternary "worker" "processor" -}}
+{{- $image := include "millstream.imageOf" . -}}
 {{- $volumes := list -}}{{- $mounts := list -}}{{- $init := list -}}
 {{- $models := include "millstream.servedModels" $root | fromYaml -}}
 {{- if .pool.worker -}}{{- $models = pick $models .pool.model -}}{{- end -}}
