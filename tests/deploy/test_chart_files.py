@@ -54,7 +54,7 @@ def test_maps_are_closed_unless_they_pass_values_through() -> None:
     def walk(part: Any, path: str) -> None:
         if not isinstance(part, dict):
             return
-        if part.get("type") == "object" and part.get("additionalProperties", True) is True:
+        if "object" in part.get("type", ()) and part.get("additionalProperties", True) is True:
             open_maps.add(path.rpartition(".")[2])
         for key, inner in part.items():
             walk(inner, f"{path}.{key}" if key not in {"properties", "items"} else path)

@@ -115,6 +115,15 @@ def test_vllm_has_its_image_its_names_and_a_side_channel_per_copy(render: Render
     assert vllm.container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
+def test_workers_hand_off_to_their_own_engine_only(render: Render) -> None:
+    values = {"prefill": {"pools": {"vllm": None}}}
+    manifests = render("vllm", values=values)
+    modes = {
+        name: pool_of(manifests, "decode", name).config["mode"] for name in ("sglang", "vllm")
+    }
+    assert modes == {"sglang": "disaggregated", "vllm": "aggregated"}
+
+
 def test_a_group_has_a_leader_and_followers(render: Render) -> None:
     manifests = render("multinode")
     pool = pool_of(manifests, "decode")

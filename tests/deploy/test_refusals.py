@@ -53,13 +53,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {**decode(settings={"mode": "aggregated"}), "prefill": role(model="llama")},
     ),
     (
-        "prefill.pools.main: model llama has prefill workers, and no decode workers that take "
-        "their KV cache; add a pool to `decode` with this model and settings.engine vllm",
+        "that take their KV cache; add a pool to `decode` with this model and settings.engine vllm",
         {**decode(), "prefill": role(model="llama", settings={"engine": "vllm"})},
     ),
     (
-        "model llama has no prefill workers; add a pool to `prefill` with this model and "
-        "settings.engine vllm",
+        "has no prefill workers; add a pool to `prefill` with this model and settings.engine vllm",
         {
             **decode(settings={"engine": "vllm", "mode": "disaggregated"}),
             "prefill": role(model="llama"),
