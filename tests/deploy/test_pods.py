@@ -85,11 +85,12 @@ def test_gpus_are_computed(parallelism: dict[str, int], per_pod: int, render: Re
     assert pool.config["engine_args"] == {"mem_fraction_static": 0.85, **wanted}
 
 
-def test_vllm_has_its_image_its_names_and_a_side_channel_per_copy(render: Render) -> None:
+def test_vllm_has_its_image_its_names_and_a_port_per_copy(render: Render) -> None:
     sizes = {"tensor": 2, "pipeline": 2, "data": 2}
     values = {
         "image": {"workerVllm": {"repository": "registry/vllm", "tag": "9"}},
         "decode": {"pools": {"vllm": {"parallelism": sizes}}},
+        "prefill": {"pools": {"vllm": {"parallelism": {"data": 2}}}},
     }
     manifests = render("vllm", values=values)
     vllm = pool_of(manifests, "decode", "vllm")
@@ -110,17 +111,16 @@ def test_vllm_has_its_image_its_names_and_a_side_channel_per_copy(render: Render
     for (_, name), image in images.items():
         expected = "registry/vllm:9" if name == "vllm" else WORKER_IMAGE
         assert image == {expected}
-    ports = {port["name"]: port["containerPort"] for port in vllm.container["ports"]}
-    assert (ports["side-channel-0"], ports["side-channel-1"]) == (5600, 5601)
+    prefill = pool_of(manifests, "prefill", "vllm")
+    ports = [port["containerPort"] for port in prefill.container["ports"]]
+    assert ports == [50051, 9464, 8998, 8999]
     assert vllm.container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
 def test_workers_hand_off_to_their_own_engine_only(render: Render) -> None:
     values = {"prefill": {"pools": {"vllm": None}}}
     manifests = render("vllm", values=values)
-    modes = {
-        name: pool_of(manifests, "decode", name).config["mode"] for name in ("sglang", "vllm")
-    }
+    modes = {name: pool_of(manifests, "decode", name).config["mode"] for name in ("sglang", "vllm")}
     assert modes == {"sglang": "disaggregated", "vllm": "aggregated"}
 
 

@@ -124,12 +124,10 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 {{- .pool.settings.engine | default $default -}}
 {{- end -}}
 
-{{/* How many of vLLM's side channels a pod listens on, by which NIXL's agents find each other: from port 5600 on, one per
-copy of the model. 0 where the pool hands nothing over. Takes (dict "root" $ "pool" $pool). */}}
-{{- define "millstream.sideChannels" -}}
-{{- $hands := eq .pool.role "prefill" -}}
-{{- if eq .pool.role "decode" -}}{{- $hands = eq (include "millstream.mode" .) "disaggregated" -}}{{- end -}}
-{{- and $hands (eq (include "millstream.engine" .) "vllm") | ternary (int .pool.parallelism.data) 0 -}}
+{{/* On how many ports, from 8998 on, a prefill pod waits for decode pods: SGLang's bootstrap server on one, the side channels of vLLM's
+NIXL on one per copy of the model. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.bootstrapPorts" -}}
+{{- eq (include "millstream.engine" .) "vllm" | ternary (int .pool.parallelism.data) 1 -}}
 {{- end -}}
 
 {{/* "true" for a pool that makes images or videos: its engine isn't SGLang's for text. */}}

@@ -18,9 +18,9 @@ ports:
   {{- end }}
   {{- if eq $pool.role "prefill" }}
   - {name: bootstrap, containerPort: 8998}
+  {{- range $rank := untilStep 1 (include "millstream.bootstrapPorts" . | int) 1 }}
+  - {name: bootstrap-{{ $rank }}, containerPort: {{ add 8998 $rank }}}
   {{- end }}
-  {{- range $rank := until (include "millstream.sideChannels" . | int) }}
-  - {name: side-channel-{{ $rank }}, containerPort: {{ add 5600 $rank }}}
   {{- end }}
   {{- if gt (int $pool.parallelism.nodes) 1 }}
   - {name: rendezvous, containerPort: 20000}
