@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.deploy.deploy_tools import Manifest, objects
+from tests.support.deploy.kube_rules import broken_rules
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of
 
 Render = Callable[..., list[Manifest]]
@@ -102,6 +103,26 @@ def test_a_model_is_mounted_by_its_uri(
     model: dict[str, Any], volume: dict[str, Any], render: Render
 ) -> None:
     assert volume_at(pool_of(with_model(render, **model), "decode"), "/models/qwen") == volume
+
+
+def test_models_on_one_claim_are_one_volume(render: Render) -> None:
+    values = {
+        "models": {"a": {"uri": "pvc://shared-models/a"}, "b": {"uri": "pvc://shared-models/b"}},
+        "embedding": {"pools": {"a": {"model": "a"}, "b": {"model": "b"}}},
+    }
+    manifests = render("all", values=values)
+    assert broken_rules(manifests, secrets=["s3-credentials"]) == []
+    processor = pool_of(manifests, "processor")
+    paths = {name: f"/models/{name}" for name in ("a", "b", "small")}
+    found = {name: volume_at(processor, path) for name, path in paths.items()}
+    assert {name: one["subPath"] for name, one in found.items()} == {
+        "a": "a",
+        "b": "b",
+        "small": "qwen3-0.6b",
+    }
+    assert [one["persistentVolumeClaim"]["claimName"] for one in found.values()] == [
+        "shared-models"
+    ] * 3
 
 
 def test_a_storage_class_gives_each_pod_a_volume(render: Render) -> None:

@@ -138,6 +138,7 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- $root := .root -}}
 {{- $image := include "millstream.imageOf" . -}}
 {{- $volumes := list -}}{{- $mounts := list -}}{{- $init := list -}}
+{{- $claims := dict -}}{{- /* the volume of each: a claim that a pod names twice is never mounted */ -}}
 {{- $models := include "millstream.servedModels" $root | fromYaml -}}
 {{- if .pool.worker -}}{{- $models = pick $models .pool.model -}}{{- end -}}
 {{- range $key, $model := $models -}}
@@ -147,10 +148,15 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- $needed := and $scheme (ne $scheme "file") (or $.pool.worker $model.tokenizer) -}}
 {{- $about := dict "root" $root "image" $image "model" $model -}}
 {{- if and $needed (or $.pool.worker (not $fetched)) -}}
-{{- $volume := printf "model-%s" (include "millstream.dashed" $key) -}}
+{{- $source := include "millstream.modelVolume" (list $root $key $model) | fromYaml -}}
+{{- $claim := dig "persistentVolumeClaim" "claimName" "" $source -}}
+{{- $volume := index $claims $claim | default (printf "model-%s" (include "millstream.dashed" $key)) -}}
 {{- $mount := dict "name" $volume -}}
 {{- $wait := include "millstream.byJob" $model | eq "true" -}}
-{{- $volumes = append $volumes (merge (dict "name" $volume) (include "millstream.modelVolume" (list $root $key $model) | fromYaml)) -}}
+{{- if not (hasKey $claims $claim) -}}
+{{- $volumes = append $volumes (merge (dict "name" $volume) $source) -}}
+{{- if $claim -}}{{- $_ := set $claims $claim $volume -}}{{- end -}}
+{{- end -}}
 {{- $mounts = append $mounts (include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" true) | fromYaml | merge $mount) -}}
 {{- if $fetched -}}
 {{- $there := include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" $wait) | fromYaml | merge (dict "name" $volume) -}}
@@ -160,8 +166,8 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- else if $needed -}}
 {{- if not $init -}}
 {{- $volumes = append $volumes (dict "name" "models" "emptyDir" (dict "sizeLimit" "4Gi")) -}}
-{{- $mounts = append $mounts (dict "name" "models" "mountPath" "/models" "readOnly" true) -}}
 {{- end -}}
+{{- $mounts = append $mounts (dict "name" "models" "mountPath" (printf "/models/%s" $key) "subPath" $key "readOnly" true) -}}
 {{- $args := list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key) "--without-weights" -}}
 {{- $init = append $init (merge (dict "name" (printf "fetch-%s" (include "millstream.dashed" $key)) "args" $args "mounts" (list (dict "name" "models" "mountPath" "/models"))) $about) -}}
 {{- end -}}
