@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.support.deploy.kube_rules import broken_rules
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of
 
 Render = Callable[..., list[Manifest]]
+MAIN = hashlib.sha256(b"hf://meta-llama/Llama-3.3-70B-Instruct@main").hexdigest()[:12]
+"""The directory of that revision in the model's claim."""
 
 
 def name_of(manifests: list[Manifest], kind: str) -> str:
@@ -38,8 +41,10 @@ def with_model(render: Render, **model: Any) -> list[Manifest]:
         ({"models": {"llama": {"size": "300Gi"}}}, True, True),
         ({"image": {"processor": {"tag": "0.2.0"}}}, True, False),
         ({"downloads": {"env": [{"name": "HF_ENDPOINT", "value": "http://hub"}]}}, True, False),
-        ({"models": {"llama": {"revision": "v2"}}}, False, False),
-        ({"models": {"llama": {"storageClass": "other"}}}, False, False),
+        ({"models": {"llama": {"revision": "v2"}}}, True, False),
+        ({"models": {"llama": {"uri": "s3://bucket/llama", "revision": ""}}}, True, False),
+        ({"models": {"llama": {"storageClass": "other"}}}, True, True),
+        ({"models": {"llama": {"prune": True}}}, True, False),
     ],
 )
 def test_a_download_runs_again_only_for_other_files_or_another_pod(
@@ -54,6 +59,25 @@ def test_a_download_runs_again_only_for_other_files_or_another_pod(
         assert jobs[0] == jobs[1]
 
 
+def test_a_rollback_finds_its_claim_and_its_files(render: Render) -> None:
+    """Helm deletes at once what a version doesn't name, and can't roll back what it deleted."""
+    change = {"models": {"llama": {"revision": "v2"}}}
+    before, after = render("pd"), render("pd", values=change)
+    kept = {one["metadata"]["name"] for one in objects(after, "PersistentVolumeClaim")}
+    mounts = [volume_at(pool_of(one, "decode"), "/models/llama") for one in (before, after)]
+    assert {one["persistentVolumeClaim"]["claimName"] for one in mounts} == kept
+    assert mounts[0]["subPath"] != mounts[1]["subPath"]
+    jobs = [objects(one, "Job")[0]["spec"]["template"]["spec"] for one in (before, after)]
+    for job, mount in zip(jobs, mounts, strict=True):
+        assert job["containers"][0]["args"][5] == f"/models/llama/{mount['subPath']}"
+        assert "subPath" not in job["containers"][0]["volumeMounts"][-1]
+
+
+def test_old_revisions_are_removed_when_told(render: Render) -> None:
+    (job,) = objects(render("pd", values={"models": {"llama": {"prune": True}}}), "Job")
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"][6:] == ["--prune"]
+
+
 def test_workers_wait_for_the_job_and_mount_its_claim(render: Render) -> None:
     manifests = render("pd")
     claim = name_of(manifests, "PersistentVolumeClaim")
@@ -62,7 +86,7 @@ def test_workers_wait_for_the_job_and_mount_its_claim(render: Render) -> None:
     assert pod["containers"][0]["args"][3:] == [
         "fetch",
         "hf://meta-llama/Llama-3.3-70B-Instruct@main",
-        "/models/llama",
+        f"/models/llama/{MAIN}",
     ]
     assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": claim}
     token = {"secretKeyRef": {"name": "hugging-face", "key": "token"}}
@@ -72,9 +96,12 @@ def test_workers_wait_for_the_job_and_mount_its_claim(render: Render) -> None:
         assert volume_at(pool, "/models/llama") == {
             "persistentVolumeClaim": {"claimName": claim, "readOnly": True},
             "readOnly": True,
+            "subPath": MAIN,
         }
         (wait,) = pool.pod["initContainers"]
-        assert wait["args"][3:] == ["wait", "/models/llama"]
+        assert wait["args"][3:] == ["wait", f"/models/llama/{MAIN}"]
+        assert wait["volumeMounts"][-1]["mountPath"] == "/models/llama"
+        assert "subPath" not in wait["volumeMounts"][-1]
         assert pool.environment["HF_HUB_OFFLINE"] == "1"
 
 

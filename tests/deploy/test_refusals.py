@@ -83,6 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("models.llama.size is missing: the claim", model(uri="hf://o/l", download="job")),
     ("volumes of storage class ssd need one", model(uri="s3://b/l", storageClass="ssd")),
     ("there is nothing to download from", model(uri="pvc://c/l", download="job")),
+    ("models.llama.prune is for download: job", model(uri="hf://o/l", prune=True)),
     ("models.llama.revision is for hf:// URIs; remove it", model(uri="s3://b/l", revision="v1")),
     # ---- sections of which all lines are comments: Helm takes the defaults away too
     ("missing property 'networkPolicy'", {**decode(), "networkPolicy": None}),

@@ -241,6 +241,9 @@ models.{{ $key }}.size is missing: volumes of storage class {{ $model.storageCla
 {{- if and (eq ($model.download | default "pod") "job") (not (has $scheme (list "hf" "s3"))) }}
 models.{{ $key }}.download is job, and there is nothing to download from {{ $model.uri | default "an empty uri" | quote }}; remove download, or use an hf:// or s3:// URI
 {{- end -}}
+{{- if and $model.prune (not (include "millstream.byJob" $model)) }}
+models.{{ $key }}.prune is for download: job, whose claim holds several revisions; remove it
+{{- end -}}
 {{- if and $model.revision (ne $scheme "hf") }}
 models.{{ $key }}.revision is for hf:// URIs; remove it
 {{- end -}}

@@ -49,13 +49,17 @@ Processor needs its tokenizer: not for images and videos). Takes the root contex
 {{- end -}}
 
 {{/*
-The claim of a model that a Job fetches. Its name changes with URI and revision: other files get a
-claim of their own, so that pods of before an upgrade keep theirs. Takes (list $root $key $model).
+The claim of a model that a Job fetches. It stays the same whatever its files are, since Helm deletes at once what a new version
+doesn't name, and then can't roll back. Takes (list $root $key).
 */}}
 {{- define "millstream.claim" -}}
-{{- $model := index . 2 -}}
-{{- $what := list (include "millstream.fetchUri" $model) $model.storageClass ($model.accessModes | default list) | toJson -}}
-{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" (index . 1 | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $what | trunc 8))) -}}
+{{- $key := index . 1 -}}
+{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" ($key | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $key | trunc 8))) -}}
+{{- end -}}
+
+{{/* The directory in that claim of one URI and revision: pods of before an upgrade keep theirs. Takes a model. */}}
+{{- define "millstream.claimDirectory" -}}
+{{- include "millstream.fetchUri" . | sha256sum | trunc 12 -}}
 {{- end -}}
 
 {{/* A container that runs `model_files`. Takes (dict "root" "name" "image" "pullPolicy" "args" "model" "mounts"). */}}
@@ -103,7 +107,7 @@ persistentVolumeClaim: {claimName: {{ trimPrefix "pvc://" $model.uri | splitList
 {{- else if eq $scheme "oci" -}}
 image: {reference: {{ trimPrefix "oci://" $model.uri | quote }}, pullPolicy: IfNotPresent}
 {{- else if include "millstream.byJob" $model -}}
-persistentVolumeClaim: {claimName: {{ include "millstream.claim" . }}, readOnly: true}
+persistentVolumeClaim: {claimName: {{ include "millstream.claim" (list (index . 0) (index . 1)) }}, readOnly: true}
 {{- else if $model.storageClass -}}
 ephemeral:
   volumeClaimTemplate:
@@ -116,13 +120,16 @@ emptyDir: {{ with $model.size }}{sizeLimit: {{ . }}}{{ else }}{}{{ end }}
 {{- end -}}
 {{- end -}}
 
-{{/* What a pod mounts of a model, without the volume's name. Takes a model and its key. */}}
+{{/* What a pod mounts of a model, without the volume's name. Takes a model and its key; with "whole" the claim that a Job fills, and
+not the model's directory in it, which may not be there yet. */}}
 {{- define "millstream.modelMount" -}}
 mountPath: {{ printf "/models/%s" .name | quote }}
 {{- if eq (include "millstream.scheme" .model.uri) "pvc" }}
 {{- with trimPrefix "pvc://" .model.uri | splitList "/" | rest | join "/" }}
 subPath: {{ . | quote }}
 {{- end }}
+{{- else if and (include "millstream.byJob" .model) (not .whole) }}
+subPath: {{ include "millstream.claimDirectory" .model | quote }}
 {{- end }}
 {{- if .readOnly }}
 readOnly: true
@@ -159,8 +166,8 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- end -}}
 {{- $mounts = append $mounts (include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" true) | fromYaml | merge $mount) -}}
 {{- if $fetched -}}
-{{- $there := include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" $wait) | fromYaml | merge (dict "name" $volume) -}}
-{{- $args := $wait | ternary (list "wait" (printf "/models/%s" $key)) (list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key)) -}}
+{{- $there := include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" $wait "whole" true) | fromYaml | merge (dict "name" $volume) -}}
+{{- $args := $wait | ternary (list "wait" (printf "/models/%s/%s" $key (include "millstream.claimDirectory" $model))) (list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key)) -}}
 {{- $init = append $init (merge (dict "name" ($wait | ternary "wait-for-model" "fetch-model") "args" $args "mounts" (list $there)) $about) -}}
 {{- end -}}
 {{- else if $needed -}}
