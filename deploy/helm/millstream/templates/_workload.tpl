@@ -13,8 +13,8 @@ metadata:
   labels:
     {{- include "millstream.poolLabels" . | nindent 4 }}
 spec:
-  {{- if eq $pool.autoscaling.kind "none" }}
-  replicas: {{ int $pool.replicas }}
+  {{- with include "millstream.replicas" . }}
+  replicas: {{ . }}
   {{- end }}
   {{- if $groups }}
   startupPolicy: LeaderCreated
