@@ -152,6 +152,14 @@ def test_models_on_one_claim_are_one_volume(render: Render) -> None:
     ] * 3
 
 
+def test_image_volumes_are_on_from_1_35_or_by_your_word(render: Render) -> None:
+    model = {"models": {"qwen": {"uri": "oci://registry/qwen:1", "revision": ""}}}
+    gate = {"downloads": {"imageVolumes": True}}
+    for kubernetes, values in (("1.35", model), ("1.33", {**model, **gate})):
+        manifests = render("single-gpu", values=values, kubernetes=kubernetes)
+        assert "image" in volume_at(pool_of(manifests, "decode"), "/models/qwen")
+
+
 def test_a_storage_class_gives_each_pod_a_volume(render: Render) -> None:
     manifests = with_model(render, storageClass="ssd", size="40Gi")
     spec = volume_at(pool_of(manifests, "decode"), "/models/qwen")["ephemeral"]

@@ -253,9 +253,14 @@ def test_a_contradiction_is_refused(sentence: str, values: dict[str, Any], helm4
             {"kubernetes": "1.36"},
         ),
         (
-            "models.llama.uri is an image volume, which needs Kubernetes 1.33 or later",
+            "models.llama.uri is an image volume, which is on from Kubernetes 1.35 on",
             model(uri="oci://registry/llama:1"),
-            {"kubernetes": "1.32"},
+            {"kubernetes": "1.34"},
+        ),
+        (
+            "downloads.imageVolumes is true, and image volumes need Kubernetes 1.31 or later",
+            {**model(uri="oci://registry/llama:1"), "downloads": {"imageVolumes": True}},
+            {"kubernetes": "1.30"},
         ),
     ],
 )

@@ -4,7 +4,7 @@ each as a sentence that says what to change. A check's template writes one line 
 */}}
 {{- define "millstream.checks" -}}
 {{- $found := list -}}
-{{- range $check := list "Pools" "Models" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
+{{- range $check := list "Pools" "Models" "Downloads" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
 {{- range include (printf "millstream.check%s" $check) $ | splitList "\n" -}}
 {{- with trim . -}}{{- $found = append $found . -}}{{- end -}}
 {{- end -}}
@@ -250,9 +250,15 @@ models.{{ $key }}.revision is for hf:// URIs; remove it
 {{- if and $model.revision (eq $scheme "hf") (contains "@" $model.uri) }}
 models.{{ $key }} has two revisions, {{ $model.revision }} and the one in its uri; remove one of them
 {{- end -}}
-{{- if and (eq $scheme "oci") (semverCompare "<1.33.0-0" $root.Capabilities.KubeVersion.Version) }}
-models.{{ $key }}.uri is an image volume, which needs Kubernetes 1.33 or later; the cluster has {{ $root.Capabilities.KubeVersion.Version }}. Use hf://, s3:// or pvc://
+{{- if and (eq $scheme "oci") (not $root.Values.downloads.imageVolumes) (semverCompare "<1.35.0-0" $root.Capabilities.KubeVersion.Version) }}
+models.{{ $key }}.uri is an image volume, which is on from Kubernetes 1.35 on; the cluster has {{ $root.Capabilities.KubeVersion.Version }}, and would drop the volume silently. Use hf://, s3:// or pvc://, or turn the feature gate ImageVolume on and set downloads.imageVolumes=true
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkDownloads" -}}
+{{- if and .Values.downloads.imageVolumes (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) }}
+downloads.imageVolumes is true, and image volumes need Kubernetes 1.31 or later; the cluster has {{ .Capabilities.KubeVersion.Version }}
 {{- end -}}
 {{- end -}}
 
