@@ -144,6 +144,35 @@ def test_a_group_has_a_leader_and_followers(render: Render) -> None:
     assert not selects(selector, pool.follower["metadata"]["labels"])
 
 
+def test_a_group_stays_in_one_zone_and_groups_are_spread(render: Render) -> None:
+    """Spread pod by pod, a group was torn across zones."""
+    pool = pool_of(render("multinode"), "decode")
+    leader, follower = pool.pod, pool.follower["spec"]
+    zones = {one["topologyKey"]: one for one in leader["topologySpreadConstraints"]}
+    spread = zones["topology.kubernetes.io/zone"]["labelSelector"]
+    assert selects(spread, pool.template["metadata"]["labels"])
+    assert not selects(spread, pool.follower["metadata"]["labels"])
+    assert "topologySpreadConstraints" not in follower
+    for spec in (leader, follower):
+        (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        term = near["podAffinityTerm"]
+        assert term["topologyKey"] == "topology.kubernetes.io/zone"
+        assert term["matchLabelKeys"] == ["leaderworkerset.sigs.k8s.io/group-key"]
+        assert selects(term["labelSelector"], pool.template["metadata"]["labels"])
+    # Before 1.31 that field is dropped, and the preference would be for any group's zone.
+    assert "affinity" not in pool_of(render("multinode", kubernetes="1.30"), "decode").pod
+
+
+def test_a_group_may_ask_for_a_rack_of_its_own(render: Render) -> None:
+    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"x": 1}}}
+    changes = {"groups": {"topologyKey": "rack", "exclusive": True}, "affinity": own}
+    pool = pool_of(render("multinode", values={"decode": changes}), "decode")
+    annotations = pool.workload["metadata"]["annotations"]
+    assert annotations == {"leaderworkerset.sigs.k8s.io/exclusive-topology": "rack"}
+    assert pool.pod["affinity"].keys() == {"nodeAffinity", "podAffinity"}
+    assert pool.pod["affinity"].items() >= own.items()
+
+
 # ---- Pod Security
 
 

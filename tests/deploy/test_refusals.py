@@ -151,6 +151,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(parallelism={"tensor": 2, "nodes": 2}, settings={"engine": "vllm"}),
     ),
     (
+        "groups.exclusive is true, and topologyKey is empty",
+        decode(parallelism={"nodes": 2}, groups={"exclusive": True, "topologyKey": ""}),
+    ),
+    (
         "engineArgs.data_parallel_size can't be set here, since GPUs and nodes are computed",
         decode(engineArgs={"data_parallel_size": 2}, settings={"engine": "vllm"}),
     ),

@@ -172,6 +172,9 @@ models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set
 {{- if and (eq $pool.role "diffusion") (eq ($pool.settings.kind | default "image") "text") (not $simulated) (not $pool.settings.dllm_algorithm) }}
 {{ $pool.path }}.settings.kind is text, which needs settings.dllm_algorithm: how the model's blocks are denoised, such as LowConfidence
 {{- end -}}
+{{- if and $pool.groups.exclusive (not $pool.groups.topologyKey) }}
+{{ $pool.path }}.groups.exclusive is true, and topologyKey is empty; name the label of nodes that says where a group fits, such as topology.kubernetes.io/zone
+{{- end -}}
 {{- if and (gt (int $pool.parallelism.nodes) 1) (not (.root.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1")) }}
 {{ $pool.path }}.parallelism.nodes is {{ int $pool.parallelism.nodes }}, and the cluster has no LeaderWorkerSet; install it (https://lws.sigs.k8s.io), or set nodes to 1. To render without a cluster add --api-versions leaderworkerset.x-k8s.io/v1
 {{- end -}}

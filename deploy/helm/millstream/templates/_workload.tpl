@@ -12,6 +12,10 @@ metadata:
   namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "millstream.poolLabels" . | nindent 4 }}
+  {{- if and $groups $pool.groups.exclusive }}
+  annotations:
+    leaderworkerset.sigs.k8s.io/exclusive-topology: {{ $pool.groups.topologyKey | quote }}
+  {{- end }}
 spec:
   {{- with include "millstream.replicas" . }}
   replicas: {{ . }}
@@ -99,7 +103,7 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $pool.affinity }}
+  {{- with include "millstream.affinity" . | fromYaml }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -133,18 +137,35 @@ spec:
     {{- end }}
 {{- end -}}
 
-{{/* How a pool's pods are spread over nodes and zones. */}}
+{{/* How a pool's pods are spread over nodes and zones. Of a group its leader, which the others follow. */}}
 {{- define "millstream.spread" -}}
 {{- $constraints := list -}}
-{{- $added := dict "labelSelector" (dict "matchLabels" (include "millstream.selector" . | fromYaml)) -}}
-{{- if le (int .pool.parallelism.nodes) 1 -}}
+{{- $labels := include "millstream.selector" . | fromYaml -}}
+{{- $added := dict "labelSelector" (dict "matchLabels" $labels) -}}
+{{- if gt (int .pool.parallelism.nodes) 1 -}}
+{{- $_ := set $labels "millstream.io/worker" "true" -}}
+{{- else -}}
 {{- /* Pods of before an upgrade don't count. */ -}}
 {{- $_ := set $added "matchLabelKeys" (list "pod-template-hash") -}}
 {{- end -}}
-{{- range .pool.topologySpread -}}
+{{- range ternary list .pool.topologySpread (hasKey . "follower") -}}
 {{- $constraints = append $constraints (merge (deepCopy .) $added) -}}
 {{- end -}}
 {{- $constraints | toYaml -}}
+{{- end -}}
+
+{{/* A pool's affinity; the pods of a group also prefer to be near each other. */}}
+{{- define "millstream.affinity" -}}
+{{- $affinity := deepCopy .pool.affinity -}}
+{{- $key := .pool.groups.topologyKey -}}
+{{- if and $key (gt (int .pool.parallelism.nodes) 1) (semverCompare ">=1.31.0-0" .root.Capabilities.KubeVersion.Version) -}}
+{{- $selector := dict "matchLabels" (include "millstream.selector" . | fromYaml) -}}
+{{- $term := dict "topologyKey" $key "labelSelector" $selector "matchLabelKeys" (list "leaderworkerset.sigs.k8s.io/group-key") -}}
+{{- $pods := $affinity.podAffinity | default dict -}}
+{{- $preferred := append ($pods.preferredDuringSchedulingIgnoredDuringExecution | default list) (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- $_ := set $affinity "podAffinity" (set $pods "preferredDuringSchedulingIgnoredDuringExecution" $preferred) -}}
+{{- end -}}
+{{- $affinity | toYaml -}}
 {{- end -}}
 
 {{- define "millstream.serviceAccount" -}}
