@@ -173,6 +173,25 @@ def test_a_group_may_ask_for_a_rack_of_its_own(render: Render) -> None:
     assert pool.pod["affinity"].items() >= own.items()
 
 
+@pytest.mark.parametrize(("section", "kind"), [("downloads", "Job"), ("helmTest", "Pod")])
+def test_pods_of_no_pool_run_where_pools_do_or_where_they_are_told(
+    section: str, kind: str, render: Render
+) -> None:
+    def placed(**changes: Any) -> dict[str, Any]:
+        found = [t for w, t in workloads(render("pd", values=changes)) if w["kind"] == kind]
+        (template,) = found
+        return {key: template["spec"].get(key) for key in everywhere}
+
+    everywhere = {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "priorityClassName": "inference",
+    }
+    own = {"nodeSelector": {"cpu": "yes"}, "tolerations": [{"key": "cpu"}]}
+    assert placed(poolDefaults=everywhere) == everywhere
+    assert placed(poolDefaults=everywhere, **{section: own}) == {**everywhere, **own}
+
+
 # ---- Pod Security
 
 

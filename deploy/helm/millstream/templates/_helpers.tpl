@@ -55,6 +55,17 @@ millstream.io/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* Where a pod that belongs to no pool may run: as its own values say, else as `poolDefaults`. Takes (dict "root" $ "own" its values). */}}
+{{- define "millstream.placement" -}}
+{{- $placement := dict -}}
+{{- range $name := list "nodeSelector" "tolerations" "priorityClassName" -}}
+{{- with index $.own $name | default (index $.root.Values.poolDefaults $name) -}}
+{{- $_ := set $placement $name . -}}
+{{- end -}}
+{{- end -}}
+{{- with $placement -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
+
 {{/* Which entry of `image` a pool's pods run. Takes (dict "root" $ "pool" $pool). */}}
 {{- define "millstream.imageOf" -}}
 {{- if not .pool.worker -}}processor
