@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.deploy.deploy_tools import Manifest, objects, values_files
+from tests.support.deploy.deploy_tools import CHART, Manifest, objects, values_files
 from tests.support.deploy.kube_rules import selects, workloads
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
 
@@ -232,6 +234,17 @@ def test_every_pod_is_restricted_but_for_rdma(name: str, render: Render) -> None
             workload
         )
         assert template["spec"]["enableServiceLinks"] is False
+
+
+def test_rdma_devices_are_for_workers(render: Render) -> None:
+    """As the comment in values-pd.yaml says."""
+    comment = (CHART / "values-pd.yaml").read_text(encoding="utf-8")
+    (written,) = re.findall(r"#   (rdma: .*)", comment)
+    manifests = render("pd", values={"poolDefaults": yaml.safe_load(written)})
+    for pool in rendered_pools(manifests):
+        asked = "rdma/hca" in pool.container["resources"]["limits"]
+        added = "add" in pool.container["securityContext"]["capabilities"]
+        assert (asked, added) == ((False, False) if pool.role == "processor" else (True, True))
 
 
 def test_rdma_has_a_restricted_form_and_one_as_root(render: Render) -> None:

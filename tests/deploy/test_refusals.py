@@ -72,7 +72,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {**decode(), "embedding": role(model="llama")},
     ),
     (
-        "processor: the Processor has no model, GPU or nodes",
+        "processor: the Processor has no model, GPU, RDMA device or nodes",
         {**decode(), "processor": {"model": "llama"}},
     ),
     (

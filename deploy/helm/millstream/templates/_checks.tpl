@@ -37,8 +37,8 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- else }}
 {{ $pool.path }}.model is {{ $pool.model | quote }}, which isn't in `models` ({{ keys $root.Values.models | sortAlpha | join ", " | default "empty" }}); add it there, or name one of those
 {{- end -}}
-{{- else if or $pool.model $pool.gpu.resource (gt (int $pool.parallelism.nodes) 1) }}
-{{ $pool.path }}: the Processor has no model, GPU or nodes of its own; remove `model`, `gpu` and `parallelism` there
+{{- else if or $pool.model $pool.gpu.resource $pool.rdma.enabled (gt (int $pool.parallelism.nodes) 1) }}
+{{ $pool.path }}: the Processor has no model, GPU, RDMA device or nodes of its own; remove `model`, `gpu`, `rdma` and `parallelism` there
 {{- end -}}
 {{- end -}}
 {{- if not $workers }}
