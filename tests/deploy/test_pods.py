@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.deploy.deploy_tools import CHART, Manifest, objects, values_files
-from tests.support.deploy.kube_rules import selects, workloads
+from tests.support.deploy.kube_rules import broken_rules, selects, workloads
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
 
 Render = Callable[..., list[Manifest]]
@@ -192,6 +192,28 @@ def test_pods_of_no_pool_run_where_pools_do_or_where_they_are_told(
     own = {"nodeSelector": {"cpu": "yes"}, "tolerations": [{"key": "cpu"}]}
     assert placed(poolDefaults=everywhere) == everywhere
     assert placed(poolDefaults=everywhere, **{section: own}) == {**everywhere, **own}
+
+
+def test_of_two_variables_of_one_name_the_last_wins(render: Render) -> None:
+    """The API server refuses duplicates when Helm 4 applies them, and half is installed then."""
+
+    def proxy(value: str) -> dict[str, Any]:
+        return {"env": [{"name": "HTTPS_PROXY", "value": value}]}
+
+    own = [{"name": "HOME", "value": "/other"}, {"name": "HOME", "value": "/home/me"}]
+    manifests = render(
+        "pd",
+        values={
+            "downloads": proxy("http://all"),
+            "models": {"llama": proxy("http://llama")},
+            "decode": {"env": own},
+        },
+    )
+    assert broken_rules(manifests, secrets=["hugging-face"]) == []
+    (job,) = objects(manifests, "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://llama"} in container["env"]
+    assert pool_of(manifests, "decode").environment["HOME"] == "/home/me"
 
 
 # ---- Pod Security

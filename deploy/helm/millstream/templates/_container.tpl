@@ -9,7 +9,7 @@ imagePullPolicy: {{ (index $root.Values.image $image).pullPolicy }}
 # No `command`: the images' entry point is an init process, which passes signals on and reaps orphans.
 args: ["python", "-m", "millstream_server.{{ $pool.role }}", "--config", "/etc/millstream/config.yaml"]
 env:
-  {{- include "millstream.environment" . | nindent 2 }}
+  {{- include "millstream.environment" . | fromYamlArray | include "millstream.lastWins" | nindent 2 }}
 ports:
   - {name: grpc, containerPort: 50051}
   - {name: metrics, containerPort: 9464}

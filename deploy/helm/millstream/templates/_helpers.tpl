@@ -55,6 +55,17 @@ millstream.io/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
+{{/* A list of variables without those that a later one of the same name replaces: Helm 4 refuses duplicates. Takes a list. */}}
+{{- define "millstream.lastWins" -}}
+{{- $last := dict -}}
+{{- range $i, $variable := . -}}{{- $_ := set $last $variable.name $i -}}{{- end -}}
+{{- $kept := list -}}
+{{- range $i, $variable := . -}}
+{{- if eq $i (index $last $variable.name) -}}{{- $kept = append $kept $variable -}}{{- end -}}
+{{- end -}}
+{{- $kept | toYaml -}}
+{{- end -}}
+
 {{/* Where a pod that belongs to no pool may run: as its own values say, else as `poolDefaults`. Takes (dict "root" $ "own" its values). */}}
 {{- define "millstream.placement" -}}
 {{- $placement := dict -}}

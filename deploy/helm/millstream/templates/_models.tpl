@@ -68,21 +68,20 @@ name: {{ .name }}
 image: {{ include "millstream.image" (dict "root" .root "image" .image) | quote }}
 imagePullPolicy: {{ (index .root.Values.image .image).pullPolicy }}
 args: {{ concat (list "python" "-m" "millstream_server.model_files") .args | toJson }}
-env:
-  - {name: HOME, value: /home/millstream}
-  {{- if eq (first .args) "fetch" }}
-  {{- with .model.tokenSecret }}
-  - name: HF_TOKEN
-    valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | default "token" | quote }}}}
-  {{- end }}
-  {{- range concat .root.Values.downloads.env (.model.env | default list) }}
-  - {{ toYaml . | nindent 4 | trim }}
-  {{- end }}
+{{- $env := list (dict "name" "HOME" "value" "/home/millstream") }}
+{{- if eq (first .args) "fetch" }}
+{{- with .model.tokenSecret }}
+{{- $reference := dict "name" .name "key" (.key | default "token") }}
+{{- $env = append $env (dict "name" "HF_TOKEN" "valueFrom" (dict "secretKeyRef" $reference)) }}
+{{- end }}
+{{- $env = concat $env .root.Values.downloads.env (.model.env | default list) }}
 {{- with .model.envFrom }}
 envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-  {{- end }}
+{{- end }}
+env:
+  {{- include "millstream.lastWins" $env | nindent 2 }}
 resources:
   {{- toYaml .root.Values.downloads.resources | nindent 2 }}
 securityContext:
