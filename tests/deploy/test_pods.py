@@ -166,7 +166,9 @@ def test_a_group_stays_in_one_zone_and_groups_are_spread(render: Render) -> None
 
 
 def test_a_group_may_ask_for_a_rack_of_its_own(render: Render) -> None:
-    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"x": 1}}}
+    term = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}
+    rule = {"nodeSelectorTerms": [term]}
+    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rule}}
     changes = {"groups": {"topologyKey": "rack", "exclusive": True}, "affinity": own}
     pool = pool_of(render("multinode", values={"decode": changes}), "decode")
     annotations = pool.workload["metadata"]["annotations"]

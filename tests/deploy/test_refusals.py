@@ -185,6 +185,40 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             "serviceAccount": {"create": False},
         },
     ),
+    # ---- what the API server would refuse, after half of the release is installed
+    ("additional properties 'nodeAfinity' not allowed", decode(affinity={"nodeAfinity": {}})),
+    ("additional properties 'efect' not allowed", decode(tolerations=[{"efect": "NoSchedule"}])),
+    (
+        "additional properties 'secretRef' not allowed",
+        decode(env=[{"name": "A", "valueFrom": {"secretRef": {}}}]),
+    ),
+    (
+        "'/networkPolicy/clients/0/ipBlock/cidr': '10.0.0.0/33' does not match pattern",
+        {**decode(), "networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/33"}}]}},
+    ),
+    (
+        "requests.memory is 64Gi and limits.memory is 32G; a limit can't be below its request",
+        decode(resources={"requests": {"memory": "64Gi"}, "limits": {"memory": "32G"}}),
+    ),
+    (
+        "helmTest.resources: requests.cpu is 500m and limits.cpu is 0.4; a limit can't be below",
+        {
+            **decode(),
+            "helmTest": {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "0.4"}}},
+        },
+    ),
+    (
+        "decode.pools.main.podLabels: millstream.io/pool is the chart's own",
+        decode(podLabels={"millstream.io/pool": "x"}),
+    ),
+    (
+        "decode.pools.main.podAnnotations: checksum/config is the chart's own",
+        decode(podAnnotations={"checksum/config": "x"}),
+    ),
+    (
+        "decode.pools.main.gpu.resource is gpu, which isn't the name of a device",
+        decode(gpu={"resource": "gpu"}),
+    ),
     # ---- settings and rollout
     (
         "are computed; set decode.pools.main.settings.drain_s instead",

@@ -28,6 +28,8 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- end -}}
 {{- $names = append $names $pool.fullname -}}
 {{- include "millstream.checkPoolSettings" $about -}}
+{{- include "millstream.checkResources" (list (printf "%s.resources" $pool.path) $pool.resources) -}}
+{{- include "millstream.checkPodLabels" $about -}}
 {{- if $pool.worker -}}
 {{- $workers = add1 $workers -}}
 {{- if hasKey $root.Values.models $pool.model -}}
@@ -123,6 +125,42 @@ that it once had. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* What an API server would refuse, after half of the release is installed. Takes a list: a path, resources. */}}
+{{- define "millstream.checkResources" -}}
+{{- $path := index . 0 -}}
+{{- $limits := (index . 1).limits | default dict -}}
+{{- range $name, $request := (index . 1).requests -}}
+{{- if hasKey $limits $name -}}
+{{- $limit := index $limits $name -}}
+{{- if lt (include "millstream.amount" $limit | float64) (include "millstream.amount" $request | float64) }}
+{{ $path }}: requests.{{ $name }} is {{ $request }} and limits.{{ $name }} is {{ $limit }}; a limit can't be below its request
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A quantity as a number. */}}
+{{- define "millstream.amount" -}}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15
+  "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- $unit := regexFind "[a-zA-Z]*$" (toString .) -}}
+{{- mulf (trimSuffix $unit (toString .) | float64) (index $units $unit) -}}
+{{- end -}}
+
+{{/* Labels and annotations of pods that are the chart's own: services and selectors use them. */}}
+{{- define "millstream.checkPodLabels" -}}
+{{- range $name, $_ := .pool.podLabels -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|version|managed-by|component|part-of)|millstream\\.io/.*)$" $name }}
+{{ $.pool.path }}.podLabels: {{ $name }} is the chart's own, by which services and policies select pods; take another name
+{{- end -}}
+{{- end -}}
+{{- range $name, $_ := .pool.podAnnotations -}}
+{{- if has $name (list "checksum/config" "kubectl.kubernetes.io/default-container") }}
+{{ $.pool.path }}.podAnnotations: {{ $name }} is the chart's own; remove it
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Roles that a model needs beside a pool's own. */}}
 {{- define "millstream.checkPartners" -}}
 {{- $pool := .pool -}}
@@ -211,6 +249,11 @@ models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set
 {{- if and (eq (include "millstream.engine" .) "vllm") (or (gt $nodes 1) (gt (int $pool.parallelism.attentionData) 1)) }}
 {{ $path }}: a vLLM worker is on one node, and has no attentionData; set nodes and attentionData to 1
 {{- end -}}
+{{- range $path, $resource := dict "gpu.resource" $pool.gpu.resource "rdma.resource" $pool.rdma.resource -}}
+{{- if and $resource (not (contains "/" $resource)) }}
+{{ $pool.path }}.{{ $path }} is {{ $resource }}, which isn't the name of a device; name it as the nodes do, such as nvidia.com/gpu
+{{- end -}}
+{{- end -}}
 {{- $perNode := div $total $nodes -}}
 {{- if and $pool.gpu.perNode (ne (int $pool.gpu.perNode) (int $perNode)) }}
 {{ $pool.path }}.gpu.perNode is {{ int $pool.gpu.perNode }}, but tensor {{ $tensor }} x pipeline {{ $pipeline }} x data {{ $data }} on {{ $nodes }} node(s) needs {{ $perNode }} per node{{ if not $pool.gpu.resource }} and gpu.resource is empty{{ end }}; remove perNode, or change `parallelism`
@@ -260,6 +303,8 @@ models.{{ $key }}.uri is an image volume, which is on from Kubernetes 1.35 on; t
 {{- end -}}
 
 {{- define "millstream.checkDownloads" -}}
+{{- include "millstream.checkResources" (list "downloads.resources" .Values.downloads.resources) -}}
+{{- include "millstream.checkResources" (list "helmTest.resources" .Values.helmTest.resources) -}}
 {{- if and .Values.downloads.imageVolumes (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) }}
 downloads.imageVolumes is true, and image volumes need Kubernetes 1.31 or later; the cluster has {{ .Capabilities.KubeVersion.Version }}
 {{- end -}}
