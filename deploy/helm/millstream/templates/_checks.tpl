@@ -287,6 +287,9 @@ models.{{ $key }}.size is missing: volumes of storage class {{ $model.storageCla
 {{- if and (eq ($model.download | default "pod") "job") (not (has $scheme (list "hf" "s3"))) }}
 models.{{ $key }}.download is job, and there is nothing to download from {{ $model.uri | default "an empty uri" | quote }}; remove download, or use an hf:// or s3:// URI
 {{- end -}}
+{{- if include "millstream.byJob" $model -}}
+{{- include "millstream.checkClaim" (dict "root" $root "key" $key "model" $model) -}}
+{{- end -}}
 {{- if and $model.prune (not (include "millstream.byJob" $model)) }}
 models.{{ $key }}.prune is for download: job, whose claim holds several revisions; remove it
 {{- end -}}
@@ -298,6 +301,25 @@ models.{{ $key }} has two revisions, {{ $model.revision }} and the one in its ur
 {{- end -}}
 {{- if and (eq $scheme "oci") (not $root.Values.downloads.imageVolumes) (semverCompare "<1.35.0-0" $root.Capabilities.KubeVersion.Version) }}
 models.{{ $key }}.uri is an image volume, which is on from Kubernetes 1.35 on; the cluster has {{ $root.Capabilities.KubeVersion.Version }}, and would drop the volume silently. Use hf://, s3:// or pvc://, or turn the feature gate ImageVolume on and set downloads.imageVolumes=true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What of a claim can't change, compared with the one in the cluster. */}}
+{{- define "millstream.checkClaim" -}}
+{{- $model := .model -}}
+{{- with (lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace (include "millstream.claim" (list .root .key))).spec -}}
+{{- $other := "other than growing a claim can't change; add a second entry to `models` with the same uri, and name it in the pools" -}}
+{{- $size := .resources.requests.storage -}}
+{{- if lt (include "millstream.amount" ($model.size | default $size) | float64) (include "millstream.amount" $size | float64) }}
+models.{{ $.key }}.size is {{ $model.size }}, and its claim has {{ $size }}; {{ $other }}
+{{- end -}}
+{{- if and $model.storageClass (ne $model.storageClass (.storageClassName | default "")) }}
+models.{{ $.key }}.storageClass is {{ $model.storageClass }}, and its claim has {{ .storageClassName | default "none" }}; {{ $other }}
+{{- end -}}
+{{- $modes := $model.accessModes | default (list "ReadWriteMany") | join ", " -}}
+{{- if ne $modes (join ", " .accessModes) }}
+models.{{ $.key }}.accessModes is {{ $modes }}, and its claim has {{ join ", " .accessModes }}; {{ $other }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
