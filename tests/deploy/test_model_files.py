@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.deploy.deploy_tools import Manifest, objects
+from tests.support.deploy.deploy_tools import Helm, Manifest, RenderError, merged, objects
+from tests.support.deploy.fake_api import render_on
 from tests.support.deploy.kube_rules import broken_rules
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of
 
@@ -150,6 +152,60 @@ def test_models_on_one_claim_are_one_volume(render: Render) -> None:
     assert [one["persistentVolumeClaim"]["claimName"] for one in found.values()] == [
         "shared-models"
     ] * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "requested"),
+    [
+        ({"size": "40Gi"}, "40Gi"),
+        ({"size": "40Gi", "storageClass": "ssd"}, None),
+        ({"size": "40Gi", "download": "job"}, None),
+        ({"size": "40Gi", "uri": "pvc://claim/qwen"}, None),
+        ({"size": ""}, None),
+    ],
+)
+def test_the_disk_for_a_pods_own_copy_is_requested(
+    model: dict[str, Any], requested: str | None, render: Render
+) -> None:
+    manifests = with_model(render, **model)
+    requests = pool_of(manifests, "decode").container["resources"]["requests"]
+    assert requests.get("ephemeral-storage") == requested
+    processor = pool_of(manifests, "processor").container["resources"]["requests"]
+    assert "ephemeral-storage" not in processor
+
+
+def test_what_a_pool_says_of_its_disk_counts(render: Render) -> None:
+    own = {"decode": {"resources": {"requests": {"ephemeral-storage": "90Gi"}}}}
+    requests = pool_of(render("single-gpu", values=own), "decode").container["resources"][
+        "requests"
+    ]
+    assert requests["ephemeral-storage"] == "90Gi"
+
+
+@pytest.mark.parametrize("name", ["helm3", "helm4"])
+def test_a_claim_that_is_there_can_only_grow(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    helm: Helm = request.getfixturevalue(name)
+    before = helm.template("pd")
+    # With the storage class that the cluster fills in.
+    claims = [
+        merged(one, {"spec": {"storageClassName": "standard"}})
+        for one in objects(before, "PersistentVolumeClaim")
+    ]
+
+    def upgrade(**change: Any) -> None:
+        values = {"models": {"llama": change}}
+        render_on(helm, before, claims, tmp_path, "pd", values=values)
+
+    upgrade(size="300Gi", revision="v2")
+    for change, sentence in (
+        ({"size": "100G"}, "models.llama.size is 100G, and its claim has 200Gi"),
+        ({"accessModes": ["ReadWriteOnce"]}, "models.llama.accessModes is ReadWriteOnce, and its"),
+        ({"storageClass": "fast"}, "models.llama.storageClass is fast, and its claim has standard"),
+    ):
+        with pytest.raises(RenderError, match=sentence):
+            upgrade(**change)
 
 
 def test_image_volumes_are_on_from_1_35_or_by_your_word(render: Render) -> None:
