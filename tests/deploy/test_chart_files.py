@@ -61,4 +61,5 @@ def test_maps_are_closed_unless_they_pass_values_through() -> None:
 
     walk(schema, "")
     metrics = {"metricRelabelings", "metrics", "relabelings", "triggers"}
-    assert open_maps == {*metrics, "engineArgs", "settings", "global"}
+    pods = {"extraVolumes", "initContainers", "sidecars"}
+    assert open_maps == {*metrics, *pods, "engineArgs", "settings", "global"}

@@ -212,6 +212,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(podLabels={"millstream.io/pool": "x"}),
     ),
     (
+        "commonLabels: app.kubernetes.io/name is the chart's own",
+        {**decode(), "commonLabels": {"app.kubernetes.io/name": "x"}},
+    ),
+    (
+        "decode.pools.main.extraVolumes: shm is the name of a volume of the chart's own",
+        decode(extraVolumes=[{"name": "shm", "emptyDir": {}}]),
+    ),
+    (
         "decode.pools.main.podAnnotations: checksum/config is the chart's own",
         decode(podAnnotations={"checksum/config": "x"}),
     ),

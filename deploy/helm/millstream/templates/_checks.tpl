@@ -147,16 +147,28 @@ that it once had. */}}
 {{- mulf (trimSuffix $unit (toString .) | float64) (index $units $unit) -}}
 {{- end -}}
 
+{{/* Takes a list: a path, labels. */}}
+{{- define "millstream.checkLabels" -}}
+{{- range $name, $_ := index . 1 -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|version|managed-by|component|part-of)|millstream\\.io/.*|helm\\.sh/chart)$" $name }}
+{{ index $ 0 }}: {{ $name }} is the chart's own, by which services and policies select pods; take another name
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels and annotations of pods that are the chart's own: services and selectors use them. */}}
 {{- define "millstream.checkPodLabels" -}}
-{{- range $name, $_ := .pool.podLabels -}}
-{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|version|managed-by|component|part-of)|millstream\\.io/.*)$" $name }}
-{{ $.pool.path }}.podLabels: {{ $name }} is the chart's own, by which services and policies select pods; take another name
-{{- end -}}
+{{- range $path, $labels := dict "podLabels" .pool.podLabels "labels" .pool.labels -}}
+{{- include "millstream.checkLabels" (list (printf "%s.%s" $.pool.path $path) $labels) -}}
 {{- end -}}
 {{- range $name, $_ := .pool.podAnnotations -}}
 {{- if has $name (list "checksum/config" "kubectl.kubernetes.io/default-container") }}
 {{ $.pool.path }}.podAnnotations: {{ $name }} is the chart's own; remove it
+{{- end -}}
+{{- end -}}
+{{- range .pool.extraVolumes -}}
+{{- if regexMatch "^(config|tmp|home|shm|cache|models|model-.*|tls|client-facing-tls|client-ca|api-keys)$" .name }}
+{{ $.pool.path }}.extraVolumes: {{ .name }} is the name of a volume of the chart's own; take another
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -325,6 +337,7 @@ models.{{ $.key }}.accessModes is {{ $modes }}, and its claim has {{ join ", " .
 {{- end -}}
 
 {{- define "millstream.checkDownloads" -}}
+{{- include "millstream.checkLabels" (list "commonLabels" .Values.commonLabels) -}}
 {{- include "millstream.checkResources" (list "downloads.resources" .Values.downloads.resources) -}}
 {{- include "millstream.checkResources" (list "helmTest.resources" .Values.helmTest.resources) -}}
 {{- if and .Values.downloads.imageVolumes (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) }}

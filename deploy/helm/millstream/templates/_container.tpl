@@ -10,6 +10,10 @@ imagePullPolicy: {{ (index $root.Values.image $image).pullPolicy }}
 args: ["python", "-m", "millstream_server.{{ $pool.role }}", "--config", "/etc/millstream/config.yaml"]
 env:
   {{- include "millstream.environment" . | fromYamlArray | include "millstream.lastWins" | nindent 2 }}
+{{- with $pool.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 ports:
   - {name: grpc, containerPort: 50051}
   - {name: metrics, containerPort: 9464}
@@ -43,7 +47,7 @@ volumeMounts:
   {{- range $name, $secret := .secrets }}
   - {name: {{ $name }}, mountPath: /etc/millstream/{{ $name }}, readOnly: true}
   {{- end }}
-  {{- with .parts.mounts }}
+  {{- with concat .parts.mounts $pool.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}

@@ -12,9 +12,13 @@ metadata:
   namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "millstream.poolLabels" . | nindent 4 }}
-  {{- if and $groups $pool.groups.exclusive }}
+    {{- with $pool.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- $exclusive := dict "leaderworkerset.sigs.k8s.io/exclusive-topology" $pool.groups.topologyKey }}
+  {{- with merge (dict) $pool.annotations (and $groups $pool.groups.exclusive | ternary $exclusive dict) }}
   annotations:
-    leaderworkerset.sigs.k8s.io/exclusive-topology: {{ $pool.groups.topologyKey | quote }}
+    {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
   {{- with include "millstream.replicas" . }}
@@ -89,6 +93,21 @@ spec:
   {{- with $root.Values.imagePullSecrets }}
   imagePullSecrets: {{ toJson . }}
   {{- end }}
+  {{- with $pool.schedulerName }}
+  schedulerName: {{ . | quote }}
+  {{- end }}
+  {{- if $pool.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- with $pool.dnsConfig }}
+  dnsConfig:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with $pool.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
@@ -111,7 +130,9 @@ spec:
   topologySpreadConstraints:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $parts.init }}
+  {{- $sidecars := list }}
+  {{- range $pool.sidecars }}{{ $sidecars = append $sidecars (merge (dict "restartPolicy" "Always") .) }}{{ end }}
+  {{- with concat $sidecars $pool.initContainers $parts.init }}
   initContainers:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -132,7 +153,7 @@ spec:
     - name: {{ $name }}
       secret: {{ merge (dict "defaultMode" 0440) $secret | toJson }}
     {{- end }}
-    {{- with $parts.volumes }}
+    {{- with concat $parts.volumes $pool.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
