@@ -81,3 +81,46 @@ def test_the_cluster_may_give_user_and_group(
         context = template["spec"]["securityContext"]
         assert {name: context[name] for name in names & context.keys()} == ids
         assert context["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize(
+    ("cache", "volume"),
+    [
+        ({"claim": "kernels"}, {"persistentVolumeClaim": {"claimName": "kernels"}}),
+        ({"hostPath": "/var/c"}, {"hostPath": {"path": "/var/c", "type": "Directory"}}),
+    ],
+)
+def test_what_engines_compile_is_kept(
+    cache: dict[str, str], volume: dict[str, Any], render: Render
+) -> None:
+    manifests = render("single-gpu", values={"decode": {"cache": cache}})
+    assert broken_rules(manifests) == []
+    pool = pool_of(manifests, "decode")
+    (found,) = (one for one in pool.pod["volumes"] if one["name"] == "cache")
+    assert found == {"name": "cache", **volume}
+    (mount,) = (one for one in pool.container["volumeMounts"] if one["name"] == "cache")
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert pool.environment[name].startswith(mount["mountPath"] + "/")
+    assert mount["mountPath"] == pool.environment["HOME"] + "/.cache"
+
+
+def test_the_processors_service_is_as_a_load_balancer_wants_it(
+    render: Render, kube_validate: Callable[[Sequence[Manifest], str], None]
+) -> None:
+    options = {
+        "loadBalancerClass": "example.com/internal",
+        "loadBalancerSourceRanges": ["203.0.113.0/24"],
+        "externalTrafficPolicy": "Local",
+    }
+    service = {"type": "LoadBalancer", "nodePort": 30051, **options}
+    manifests = render("pd", values={"processor": {"service": service}})
+    kube_validate(manifests, KUBERNETES[-1])
+    (found,) = (one for one in objects(manifests, "Service") if "clusterIP" not in one["spec"])
+    assert found["spec"].items() >= options.items()
+    assert found["spec"]["ports"][0]["nodePort"] == 30051
+
+
+def test_a_release_name_may_begin_with_a_digit(render: Render) -> None:
+    manifests = render("single-gpu", values={"fullnameOverride": "2026-chat"})
+    assert broken_rules(manifests) == []
+    assert "r2026-chat-processor" in {one["metadata"]["name"] for one in manifests}

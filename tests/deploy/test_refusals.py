@@ -220,6 +220,22 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(extraVolumes=[{"name": "shm", "emptyDir": {}}]),
     ),
     (
+        "decode.pools.main.cache has a claim and a directory of the node",
+        decode(cache={"claim": "a", "hostPath": "/b"}),
+    ),
+    (
+        "decode.pools.main.cache.claim is the claim of the model too",
+        {**decode(cache={"claim": "c"}), "models": {"llama": {"uri": "pvc://c/l"}}},
+    ),
+    (
+        "processor.service.nodePort is set, and the type is ClusterIP",
+        {**decode(), "processor": {"service": {"nodePort": 30000}}},
+    ),
+    (
+        "processor.service.loadBalancerClass is set, and the type is NodePort",
+        {**decode(), "processor": {"service": {"type": "NodePort", "loadBalancerClass": "x"}}},
+    ),
+    (
         "decode.pools.main.podAnnotations: checksum/config is the chart's own",
         decode(podAnnotations={"checksum/config": "x"}),
     ),

@@ -4,7 +4,7 @@ each as a sentence that says what to change. A check's template writes one line 
 */}}
 {{- define "millstream.checks" -}}
 {{- $found := list -}}
-{{- range $check := list "Pools" "Models" "Downloads" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
+{{- range $check := list "Pools" "Models" "Downloads" "Service" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
 {{- range include (printf "millstream.check%s" $check) $ | splitList "\n" -}}
 {{- with trim . -}}{{- $found = append $found . -}}{{- end -}}
 {{- end -}}
@@ -89,6 +89,12 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{- if hasPrefix "MILLSTREAM_" .name }}
 {{ $pool.path }}.env: {{ .name }} would override the pool's configuration file, from which drain and probes are computed; set {{ $pool.path }}.settings.{{ trimPrefix "MILLSTREAM_" .name | lower }} instead
 {{- end -}}
+{{- end -}}
+{{- if and $pool.cache.claim $pool.cache.hostPath }}
+{{ $pool.path }}.cache has a claim and a directory of the node; remove one of them
+{{- end -}}
+{{- if and $pool.cache.claim (hasPrefix (printf "pvc://%s/" $pool.cache.claim) (printf "%s/" (dig $pool.model "uri" "" .root.Values.models))) }}
+{{ $pool.path }}.cache.claim is the claim of the model too, which pods mount read-only; name another
 {{- end -}}
 {{- if and (has (toString $pool.rollout.maxSurge) (list "0" "0%")) (has (toString $pool.rollout.maxUnavailable) (list "0" "0%")) }}
 {{ $pool.path }}.rollout: maxSurge and maxUnavailable are both 0, so no pod could be replaced; set maxSurge to 1, or maxUnavailable to 1 where no GPU is free
@@ -377,6 +383,24 @@ security.tls.probes can't work with requireClientCertificates, since the kubelet
 {{- end -}}
 {{- if and (not $tls.requireClientCertificates) (or $tls.clientCaSecret $tls.allowedClients) }}
 security.tls.clientCaSecret and allowedClients need security.tls.requireClientCertificates=true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkService" -}}
+{{- $service := .Values.processor.service -}}
+{{- if eq $service.type "ClusterIP" -}}
+{{- range $name := list "nodePort" "externalTrafficPolicy" -}}
+{{- if index $service $name }}
+processor.service.{{ $name }} is set, and the type is ClusterIP; set processor.service.type to NodePort or LoadBalancer, or remove it
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if ne $service.type "LoadBalancer" -}}
+{{- range $name := list "loadBalancerClass" "loadBalancerSourceRanges" -}}
+{{- if index $service $name }}
+processor.service.{{ $name }} is set, and the type is {{ $service.type }}; set processor.service.type to LoadBalancer, or remove it
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

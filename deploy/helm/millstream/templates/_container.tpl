@@ -41,6 +41,9 @@ volumeMounts:
   - {name: config, mountPath: /etc/millstream/config.yaml, subPath: config.yaml, readOnly: true}
   - {name: tmp, mountPath: /tmp}
   - {name: home, mountPath: /home/millstream}
+  {{- if or $pool.cache.claim $pool.cache.hostPath }}
+  - {name: cache, mountPath: /home/millstream/.cache}
+  {{- end }}
   {{- if $pool.shm.size }}
   - {name: shm, mountPath: /dev/shm}
   {{- end }}
@@ -70,6 +73,11 @@ volumeMounts:
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}}
 # LeaderWorkerSet puts LWS_LEADER_ADDRESS before all others.
 - {name: MILLSTREAM_LEADER_ADDRESS, value: "$(LWS_LEADER_ADDRESS):20000"}
+{{- end }}
+{{- if or $pool.cache.claim $pool.cache.hostPath }}
+# Those that don't write to ~/.cache by themselves.
+- {name: TRITON_CACHE_DIR, value: /home/millstream/.cache/triton}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /home/millstream/.cache/torchinductor}
 {{- end }}
 {{- with $pool.env }}
 {{ toYaml . }}

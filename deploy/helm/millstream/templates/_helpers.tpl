@@ -2,8 +2,13 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The beginning of all names; `millstream.fit` makes names of it. */}}
+{{/* The beginning of all names; `millstream.fit` makes names of it. With a letter first: a Service's name must have one. */}}
 {{- define "millstream.fullname" -}}
+{{- $name := include "millstream.wantedName" . -}}
+{{- regexMatch "^[0-9]" $name | ternary (printf "r%s" $name) $name -}}
+{{- end -}}
+
+{{- define "millstream.wantedName" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | replace "." "-" -}}
 {{- else if contains (include "millstream.name" .) .Release.Name -}}

@@ -145,6 +145,13 @@ spec:
       emptyDir: {}
     - name: home
       emptyDir: {}
+    {{- if $pool.cache.claim }}
+    - name: cache
+      persistentVolumeClaim: {claimName: {{ $pool.cache.claim | quote }}}
+    {{- else if $pool.cache.hostPath }}
+    - name: cache
+      hostPath: {path: {{ $pool.cache.hostPath | quote }}, type: Directory}
+    {{- end }}
     {{- if $pool.shm.size }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $pool.shm.size }}}
