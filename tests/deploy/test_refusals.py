@@ -185,6 +185,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             "serviceAccount": {"create": False},
         },
     ),
+    (
+        "decode.pools.main.engineArgs.mem-fracton-static: SGLang has no such argument",
+        decode(engineArgs={"mem-fracton-static": 0.8}),
+    ),
+    (
+        "engineArgs.max_total_tokens can't be set here: set decode.pools.main.settings.max_total_",
+        decode(engineArgs={"max_total_tokens": 8}),
+    ),
     # ---- what the API server would refuse, after half of the release is installed
     ("additional properties 'nodeAfinity' not allowed", decode(affinity={"nodeAfinity": {}})),
     ("additional properties 'efect' not allowed", decode(tolerations=[{"efect": "NoSchedule"}])),

@@ -21,8 +21,9 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- $workers := 0 -}}
 {{- $known := .Files.Get "files/settings.json" | fromJson -}}
 {{- $removed := .Files.Get "files/removed.json" | fromJson -}}
+{{- $sglang := .Files.Get "files/sglang.json" | fromJson -}}
 {{- range $pool := $pools -}}
-{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed -}}
+{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed "sglang" $sglang -}}
 {{- if has $pool.fullname $names }}
 {{ $pool.path }}: the name {{ $pool.fullname }} is another pool's too; rename this pool
 {{- end -}}
@@ -219,6 +220,14 @@ model {{ $pool.model }} is used by pools for {{ $abilities | uniq | sortAlpha | 
 {{- $flag := $name | replace "-" "_" -}}
 {{- if hasKey $sizes $flag }}
 {{ $pool.path }}.engineArgs.{{ $name }} can't be set here, since GPUs and nodes are computed from it; set {{ $pool.path }}.parallelism.{{ index $sizes $flag }}
+{{- else if and (eq (include "millstream.engine" $) "sglang") (ne $pool.role "encode") (not (include "millstream.makesMedia" $)) -}}
+{{- $managed := index $.sglang (eq $pool.role "embedding" | ternary "vectors" "text") -}}
+{{- if not (has $flag $.sglang.names) }}
+{{ $pool.path }}.engineArgs.{{ $name }}: SGLang has no such argument; `python -m sglang.launch_server --help` lists them
+{{- else if hasKey $managed $flag -}}
+{{- $why := index $managed $flag }}
+{{ $pool.path }}.engineArgs.{{ $name }} can't be set here: {{ regexMatch "^--[a-z-]+$" $why | ternary (printf "set %s.settings.%s" $pool.path ($why | trimPrefix "--" | replace "-" "_")) $why }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $simulated := eq (include "millstream.engine" .) "simulated" -}}
