@@ -172,6 +172,14 @@ SHORT = [
         {"pod": "p", "model": "m"},
     ),
     Case(
+        "MillstreamDiscoveryFailing",
+        "warning",
+        10,
+        {'millstream_discovery_source_failing{pod="p", source="workers"}': "1x20"},
+        {'millstream_discovery_source_failing{pod="p", source="workers"}': "0x20"},
+        {"pod": "p", "source": "workers"},
+    ),
+    Case(
         "MillstreamEncodeWorkersGone",
         "critical",
         10,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.deploy.deploy_tools import (
     merged,
     objects,
 )
+from tests.support.deploy.fake_api import render_on
 from tests.support.deploy.promql import analyse
 
 Render = Callable[..., list[Manifest]]
@@ -92,7 +94,36 @@ def test_scalers_own_the_replicas_of_existing_workloads(kind: str, render: Rende
     targets = [one["spec"]["scaleTargetRef"] for one in scaled]
     named = {(one["apiVersion"], one["kind"], one["name"]) for one in targets}
     assert named == set(workloads)
+    # Without a cluster to look at nothing is known about them, so they are left alone.
     assert not [name for name, spec in workloads.items() if "replicas" in spec]
+
+
+@pytest.mark.parametrize("kind", ["keda", "hpa"])
+@pytest.mark.parametrize("name", ["helm3", "helm4"])
+def test_replicas_stay_what_they_are(
+    name: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """When scaling is switched on, and at each upgrade after that."""
+    helm: Helm = request.getfixturevalue(name)
+    values = merged(VALUES, {"poolDefaults": {"autoscaling": {"kind": kind, "minReplicas": 3}}})
+    known = helm.template(values=values)
+    live = {f"{RELEASE}-millstream-processor": 5, f"{RELEASE}-millstream-decode-wide": 4}
+    there = [
+        merged(one, {"spec": {"replicas": live[one["metadata"]["name"]]}})
+        for one in known
+        if one["metadata"]["name"] in live and one["kind"] in {"Deployment", "LeaderWorkerSet"}
+    ]
+    assert len(there) == 2
+    for objects_there, expected in ((there, live), ([], {})):
+        rendered = render_on(helm, known, objects_there, tmp_path, values=values)
+        replicas = {
+            one["metadata"]["name"]: one["spec"]["replicas"]
+            for one in rendered
+            if one["kind"] in {"Deployment", "LeaderWorkerSet"}
+        }
+        # The Processor's own minimum is 2.
+        first = {f"{RELEASE}-millstream-processor": 2}
+        assert replicas == dict.fromkeys(replicas, 3) | first | expected
 
 
 def _grace(workload: Manifest) -> int:

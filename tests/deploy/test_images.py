@@ -184,10 +184,11 @@ def test_a_package_of_the_image_that_breaks_is_named(image: SglangImage) -> None
 
 
 def test_the_chart_runs_what_is_in_the_images(render: Callable[..., list[Manifest]]) -> None:
-    pods = [template["spec"] for _, template in workloads(render("all"))]
+    manifests = [*render("all"), *render("vllm")]
+    pods = [template["spec"] for _, template in workloads(manifests)]
     containers = [c for pod in pods for c in [*pod.get("initContainers", ()), *pod["containers"]]]
-    targets = {re.split("[/-]", c["image"].partition(":")[0])[-1] for c in containers}
-    assert targets == {"processor", "worker"}
+    targets = {re.split("/millstream-|:", c["image"])[1] for c in containers}
+    assert targets == {"processor", "worker", "worker-vllm"}
     for container in containers:
         # A command would leave out the entry point, tini.
         assert "command" not in container, container["name"]

@@ -215,6 +215,18 @@ def test_what_a_setting_needs_is_allowed_to_its_role_alone(
         assert may == expected
 
 
+def test_decode_workers_reach_a_port_per_copy_of_vllm(render: Render) -> None:
+    values = {"prefill": {"pools": {"vllm": {"parallelism": {"data": 2}}}}}
+    manifests = render("vllm", values=values)
+    policies = objects(manifests, "NetworkPolicy")
+    ours = {(role(end), end.labels.get("millstream.io/pool")): end for end in pods(manifests)}
+    prefill, decode = ours["prefill", "vllm"], ours["decode", "vllm"]
+    for port, may in ((BOOTSTRAP, True), (BOOTSTRAP + 1, True), (BOOTSTRAP + 2, False)):
+        assert allowed(policies, decode, prefill, port) is may
+        assert not allowed(policies, prefill, decode, port)
+        assert not allowed(policies, ours["processor", "main"], prefill, port)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

@@ -19,9 +19,11 @@ SECURED = (
 )
 
 
-def _install(helm: Helm, sets: tuple[str, ...]) -> tuple[str, list[dict[str, object]]]:
+def _install(
+    helm: Helm, sets: tuple[str, ...], values: str = "pd"
+) -> tuple[str, list[dict[str, object]]]:
     """Return the notes and the objects of an install as a trial."""
-    example = str(CHART / "values-pd.yaml")
+    example = str(CHART / f"values-{values}.yaml")
     flags = [flag for each in sets for flag in ("--set", each)]
     printed = helm.run(
         "install", "rel", str(CHART), "--values", example, *flags, "--dry-run=client"
@@ -42,6 +44,13 @@ def test_the_notes_name_what_the_release_has(helm4: Helm, sets: tuple[str, ...])
     for headless, namespace in re.findall(r"dns:///([a-z-]+)\.(\w+)\.svc", notes):
         assert names["Service", headless]["spec"]["clusterIP"] == "None"  # type: ignore[index]
         assert namespace == "default"
+
+
+def test_pools_are_listed_with_their_gpus(helm4: Helm) -> None:
+    notes, _ = _install(helm4, PLAIN)
+    assert "decode     rel-millstream-decode-main   llama, 4 x nvidia.com/gpu per pod\n" in notes
+    notes, _ = _install(helm4, PLAIN, "cpu-demo")
+    assert "decode     rel-millstream-decode-main   demo\n" in notes
 
 
 @pytest.mark.parametrize("sets", [PLAIN, SECURED], ids=["plain", "secured"])

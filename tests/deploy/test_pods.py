@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.deploy.deploy_tools import Manifest, objects, values_files
-from tests.support.deploy.kube_rules import selects, workloads
+from tests.support.deploy.deploy_tools import CHART, Manifest, objects, values_files
+from tests.support.deploy.kube_rules import broken_rules, selects, workloads
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
 
 Render = Callable[..., list[Manifest]]
+WORKER_IMAGE = "ghcr.io/millstream/millstream-worker:0.1.0"
 
 
 def probes(pool: RenderedPool) -> dict[str, dict[str, Any]]:
@@ -84,6 +87,45 @@ def test_gpus_are_computed(parallelism: dict[str, int], per_pod: int, render: Re
     assert pool.config["engine_args"] == {"mem_fraction_static": 0.85, **wanted}
 
 
+def test_vllm_has_its_image_its_names_and_a_port_per_copy(render: Render) -> None:
+    sizes = {"tensor": 2, "pipeline": 2, "data": 2}
+    values = {
+        "image": {"workerVllm": {"repository": "registry/vllm", "tag": "9"}},
+        "decode": {"pools": {"vllm": {"parallelism": sizes}}},
+        "prefill": {"pools": {"vllm": {"parallelism": {"data": 2}}}},
+    }
+    manifests = render("vllm", values=values)
+    vllm = pool_of(manifests, "decode", "vllm")
+    assert vllm.config["engine_args"] == {
+        "gpu_memory_utilization": 0.85,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "data_parallel_size": 2,
+    }
+    images = {
+        (role, name): {
+            one["image"] for one in (*pool.pod["initContainers"], *pool.pod["containers"])
+        }
+        for role in ("prefill", "decode")
+        for name in ("sglang", "vllm")
+        for pool in [pool_of(manifests, role, name)]
+    }
+    for (_, name), image in images.items():
+        expected = "registry/vllm:9" if name == "vllm" else WORKER_IMAGE
+        assert image == {expected}
+    prefill = pool_of(manifests, "prefill", "vllm")
+    ports = [port["containerPort"] for port in prefill.container["ports"]]
+    assert ports == [50051, 9464, 8998, 8999]
+    assert vllm.container["resources"]["limits"]["nvidia.com/gpu"] == 8
+
+
+def test_workers_hand_off_to_their_own_engine_only(render: Render) -> None:
+    values = {"prefill": {"pools": {"vllm": None}}}
+    manifests = render("vllm", values=values)
+    modes = {name: pool_of(manifests, "decode", name).config["mode"] for name in ("sglang", "vllm")}
+    assert modes == {"sglang": "disaggregated", "vllm": "aggregated"}
+
+
 def test_a_group_has_a_leader_and_followers(render: Render) -> None:
     manifests = render("multinode")
     pool = pool_of(manifests, "decode")
@@ -102,6 +144,78 @@ def test_a_group_has_a_leader_and_followers(render: Render) -> None:
     selector = {"matchLabels": service["spec"]["selector"]}
     assert selects(selector, pool.template["metadata"]["labels"])
     assert not selects(selector, pool.follower["metadata"]["labels"])
+
+
+def test_a_group_stays_in_one_zone_and_groups_are_spread(render: Render) -> None:
+    """Spread pod by pod, a group was torn across zones."""
+    pool = pool_of(render("multinode"), "decode")
+    leader, follower = pool.pod, pool.follower["spec"]
+    zones = {one["topologyKey"]: one for one in leader["topologySpreadConstraints"]}
+    spread = zones["topology.kubernetes.io/zone"]["labelSelector"]
+    assert selects(spread, pool.template["metadata"]["labels"])
+    assert not selects(spread, pool.follower["metadata"]["labels"])
+    assert "topologySpreadConstraints" not in follower
+    for spec in (leader, follower):
+        (near,) = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        term = near["podAffinityTerm"]
+        assert term["topologyKey"] == "topology.kubernetes.io/zone"
+        assert term["matchLabelKeys"] == ["leaderworkerset.sigs.k8s.io/group-key"]
+        assert selects(term["labelSelector"], pool.template["metadata"]["labels"])
+    # Before 1.31 that field is dropped, and the preference would be for any group's zone.
+    assert "affinity" not in pool_of(render("multinode", kubernetes="1.30"), "decode").pod
+
+
+def test_a_group_may_ask_for_a_rack_of_its_own(render: Render) -> None:
+    term = {"matchExpressions": [{"key": "disk", "operator": "Exists"}]}
+    rule = {"nodeSelectorTerms": [term]}
+    own = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rule}}
+    changes = {"groups": {"topologyKey": "rack", "exclusive": True}, "affinity": own}
+    pool = pool_of(render("multinode", values={"decode": changes}), "decode")
+    annotations = pool.workload["metadata"]["annotations"]
+    assert annotations == {"leaderworkerset.sigs.k8s.io/exclusive-topology": "rack"}
+    assert pool.pod["affinity"].keys() == {"nodeAffinity", "podAffinity"}
+    assert pool.pod["affinity"].items() >= own.items()
+
+
+@pytest.mark.parametrize(("section", "kind"), [("downloads", "Job"), ("helmTest", "Pod")])
+def test_pods_of_no_pool_run_where_pools_do_or_where_they_are_told(
+    section: str, kind: str, render: Render
+) -> None:
+    def placed(**changes: Any) -> dict[str, Any]:
+        found = [t for w, t in workloads(render("pd", values=changes)) if w["kind"] == kind]
+        (template,) = found
+        return {key: template["spec"].get(key) for key in everywhere}
+
+    everywhere = {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "priorityClassName": "inference",
+    }
+    own = {"nodeSelector": {"cpu": "yes"}, "tolerations": [{"key": "cpu"}]}
+    assert placed(poolDefaults=everywhere) == everywhere
+    assert placed(poolDefaults=everywhere, **{section: own}) == {**everywhere, **own}
+
+
+def test_of_two_variables_of_one_name_the_last_wins(render: Render) -> None:
+    """The API server refuses duplicates when Helm 4 applies them, and half is installed then."""
+
+    def proxy(value: str) -> dict[str, Any]:
+        return {"env": [{"name": "HTTPS_PROXY", "value": value}]}
+
+    own = [{"name": "HOME", "value": "/other"}, {"name": "HOME", "value": "/home/me"}]
+    manifests = render(
+        "pd",
+        values={
+            "downloads": proxy("http://all"),
+            "models": {"llama": proxy("http://llama")},
+            "decode": {"env": own},
+        },
+    )
+    assert broken_rules(manifests, secrets=["hugging-face"]) == []
+    (job,) = objects(manifests, "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://llama"} in container["env"]
+    assert pool_of(manifests, "decode").environment["HOME"] == "/home/me"
 
 
 # ---- Pod Security
@@ -144,6 +258,17 @@ def test_every_pod_is_restricted_but_for_rdma(name: str, render: Render) -> None
             workload
         )
         assert template["spec"]["enableServiceLinks"] is False
+
+
+def test_rdma_devices_are_for_workers(render: Render) -> None:
+    """As the comment in values-pd.yaml says."""
+    comment = (CHART / "values-pd.yaml").read_text(encoding="utf-8")
+    (written,) = re.findall(r"#   (rdma: .*)", comment)
+    manifests = render("pd", values={"poolDefaults": yaml.safe_load(written)})
+    for pool in rendered_pools(manifests):
+        asked = "rdma/hca" in pool.container["resources"]["limits"]
+        added = "add" in pool.container["securityContext"]["capabilities"]
+        assert (asked, added) == ((False, False) if pool.role == "processor" else (True, True))
 
 
 def test_rdma_has_a_restricted_form_and_one_as_root(render: Render) -> None:

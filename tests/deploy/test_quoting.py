@@ -59,7 +59,7 @@ def test_models_with_similar_names_have_volumes_of_their_own(render: Render) -> 
     [
         {"decode": {"priorityClassName": HOSTILE, "runtimeClassName": HOSTILE}},
         {"decode": {"settings": {"profile_dir": HOSTILE}}},
-        {"decode": {"engineArgs": {"lora_paths": [HOSTILE], "kv_cache_dtype": HOSTILE}}},
+        {"decode": {"engineArgs": {"lora_target_modules": [HOSTILE], "kv_cache_dtype": HOSTILE}}},
         {"decode": {"env": [{"name": "A", "value": HOSTILE}], "podAnnotations": {"a": HOSTILE}}},
         {"serviceAccount": {"create": False, "name": HOSTILE, "processorName": HOSTILE}},
         {"security": {"ticketKey": {"existingSecret": HOSTILE}}},

@@ -53,6 +53,17 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {**decode(settings={"mode": "aggregated"}), "prefill": role(model="llama")},
     ),
     (
+        "that take their KV cache; add a pool to `decode` with this model and settings.engine vllm",
+        {**decode(), "prefill": role(model="llama", settings={"engine": "vllm"})},
+    ),
+    (
+        "has no prefill workers; add a pool to `prefill` with this model and settings.engine vllm",
+        {
+            **decode(settings={"engine": "vllm", "mode": "disaggregated"}),
+            "prefill": role(model="llama"),
+        },
+    ),
+    (
         "encode.pools.main: model llama has encode workers, and no decode workers",
         {"models": MODELS, "encode": role(model="llama")},
     ),
@@ -61,7 +72,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {**decode(), "embedding": role(model="llama")},
     ),
     (
-        "processor: the Processor has no model, GPU or nodes",
+        "processor: the Processor has no model, GPU, RDMA device or nodes",
         {**decode(), "processor": {"model": "llama"}},
     ),
     (
@@ -72,6 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("models.llama.size is missing: the claim", model(uri="hf://o/l", download="job")),
     ("volumes of storage class ssd need one", model(uri="s3://b/l", storageClass="ssd")),
     ("there is nothing to download from", model(uri="pvc://c/l", download="job")),
+    ("models.llama.prune is for download: job", model(uri="hf://o/l", prune=True)),
     ("models.llama.revision is for hf:// URIs; remove it", model(uri="s3://b/l", revision="v1")),
     # ---- sections of which all lines are comments: Helm takes the defaults away too
     ("missing property 'networkPolicy'", {**decode(), "networkPolicy": None}),
@@ -134,6 +146,18 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "images and videos know tensor parallelism only",
         {"models": MODELS, "diffusion": role(model="llama", parallelism={"pipeline": 2})},
     ),
+    (
+        "decode.pools.main.parallelism: a vLLM worker is on one node, and has no attentionData",
+        decode(parallelism={"tensor": 2, "nodes": 2}, settings={"engine": "vllm"}),
+    ),
+    (
+        "groups.exclusive is true, and topologyKey is empty",
+        decode(parallelism={"nodes": 2}, groups={"exclusive": True, "topologyKey": ""}),
+    ),
+    (
+        "engineArgs.data_parallel_size can't be set here, since GPUs and nodes are computed",
+        decode(engineArgs={"data_parallel_size": 2}, settings={"engine": "vllm"}),
+    ),
     # ---- TLS and discovery
     ("security.tls.enabled needs certificates for the role decode; set security.tls.certM", tls()),
     ("security.tls has an issuer and existing secrets", tls(existingSecret="all", **ISSUER)),
@@ -160,6 +184,72 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             "discovery": {"kind": "endpointslices"},
             "serviceAccount": {"create": False},
         },
+    ),
+    (
+        "decode.pools.main.engineArgs.mem-fracton-static: SGLang has no such argument",
+        decode(engineArgs={"mem-fracton-static": 0.8}),
+    ),
+    (
+        "engineArgs.max_total_tokens can't be set here: set decode.pools.main.settings.max_total_",
+        decode(engineArgs={"max_total_tokens": 8}),
+    ),
+    # ---- what the API server would refuse, after half of the release is installed
+    ("additional properties 'nodeAfinity' not allowed", decode(affinity={"nodeAfinity": {}})),
+    ("additional properties 'efect' not allowed", decode(tolerations=[{"efect": "NoSchedule"}])),
+    (
+        "additional properties 'secretRef' not allowed",
+        decode(env=[{"name": "A", "valueFrom": {"secretRef": {}}}]),
+    ),
+    (
+        "'/networkPolicy/clients/0/ipBlock/cidr': '10.0.0.0/33' does not match pattern",
+        {**decode(), "networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/33"}}]}},
+    ),
+    (
+        "requests.memory is 64Gi and limits.memory is 32G; a limit can't be below its request",
+        decode(resources={"requests": {"memory": "64Gi"}, "limits": {"memory": "32G"}}),
+    ),
+    (
+        "helmTest.resources: requests.cpu is 500m and limits.cpu is 0.4; a limit can't be below",
+        {
+            **decode(),
+            "helmTest": {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "0.4"}}},
+        },
+    ),
+    (
+        "decode.pools.main.podLabels: millstream.io/pool is the chart's own",
+        decode(podLabels={"millstream.io/pool": "x"}),
+    ),
+    (
+        "commonLabels: app.kubernetes.io/name is the chart's own",
+        {**decode(), "commonLabels": {"app.kubernetes.io/name": "x"}},
+    ),
+    (
+        "decode.pools.main.extraVolumes: shm is the name of a volume of the chart's own",
+        decode(extraVolumes=[{"name": "shm", "emptyDir": {}}]),
+    ),
+    (
+        "decode.pools.main.cache has a claim and a directory of the node",
+        decode(cache={"claim": "a", "hostPath": "/b"}),
+    ),
+    (
+        "decode.pools.main.cache.claim is the claim of the model too",
+        {**decode(cache={"claim": "c"}), "models": {"llama": {"uri": "pvc://c/l"}}},
+    ),
+    (
+        "processor.service.nodePort is set, and the type is ClusterIP",
+        {**decode(), "processor": {"service": {"nodePort": 30000}}},
+    ),
+    (
+        "processor.service.loadBalancerClass is set, and the type is NodePort",
+        {**decode(), "processor": {"service": {"type": "NodePort", "loadBalancerClass": "x"}}},
+    ),
+    (
+        "decode.pools.main.podAnnotations: checksum/config is the chart's own",
+        decode(podAnnotations={"checksum/config": "x"}),
+    ),
+    (
+        "decode.pools.main.gpu.resource is gpu, which isn't the name of a device",
+        decode(gpu={"resource": "gpu"}),
     ),
     # ---- settings and rollout
     (
@@ -233,9 +323,14 @@ def test_a_contradiction_is_refused(sentence: str, values: dict[str, Any], helm4
             {"kubernetes": "1.36"},
         ),
         (
-            "models.llama.uri is an image volume, which needs Kubernetes 1.33 or later",
+            "models.llama.uri is an image volume, which is on from Kubernetes 1.35 on",
             model(uri="oci://registry/llama:1"),
-            {"kubernetes": "1.32"},
+            {"kubernetes": "1.34"},
+        ),
+        (
+            "downloads.imageVolumes is true, and image volumes need Kubernetes 1.31 or later",
+            {**model(uri="oci://registry/llama:1"), "downloads": {"imageVolumes": True}},
+            {"kubernetes": "1.30"},
         ),
     ],
 )

@@ -105,6 +105,18 @@ def existing_secrets(name: str) -> list[str]:
     return list(named(values))
 
 
+@pytest.mark.parametrize("helm", ["helm3", "helm4"])
+def test_null_removes_a_pool_and_a_model_of_an_example(
+    helm: str, request: pytest.FixtureRequest
+) -> None:
+    values = {"models": {"llada": None}, "diffusion": {"pools": {"text": None}}}
+    manifests = request.getfixturevalue(helm).template("all", values=values)
+    names = {one["metadata"]["name"] for one in manifests if one["kind"] == "Deployment"}
+    assert "suite-millstream-diffusion-images" in names
+    assert "suite-millstream-diffusion-text" not in names
+    assert "llada" not in str(manifests)
+
+
 def test_names_stay_within_bounds_with_long_ones(render: Render) -> None:
     values = {"fullnameOverride": "a-release-with-a-name-of-sixty-three-characters-" + "x" * 15}
     assert broken_rules(render("pd", values=values), secrets=existing_secrets("pd")) == []

@@ -21,6 +21,7 @@ from millstream_server.diffusion.worker.text import TextDiffusionSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.engines import registry
+from millstream_server.engines.adapter import not_started
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.engines.registry import DIFFUSERS, EMBEDDERS, ENCODERS, GENERATORS
 from millstream_server.engines.sglang.diffuser import SglangDiffuser
@@ -240,3 +241,12 @@ def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:
         _diffuser(Kind.IMAGE, tmp_path)
     with pytest.raises(SettingsError, match="--model-path is required with --engine diffusers"):
         _diffuser(Kind.IMAGE, None)
+
+
+def test_a_home_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not_started("SGLang").message.endswith("the worker's log has the cause.")
+    monkeypatch.setenv("HOME", str(tmp_path / "gone"))
+    assert f"HOME is {tmp_path / 'gone'}, where" in not_started("SGLang").message

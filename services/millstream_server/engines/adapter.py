@@ -7,6 +7,7 @@ called, so a process loads the vendors of one engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.media.families.family import Family
 from millstream_server.model_files.state import expect_weights
+from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
 from millstream_server.runtime.settings.arguments import refuse_arguments
 from millstream_server.runtime.settings.declare import is_host_port
@@ -286,3 +288,14 @@ def model_folder(path: Path | None, engine: str, what: str, marker: str) -> Path
     if not (path / marker).is_file():
         raise SettingsError(f"--model-path {path}: there is no {marker} in it")
     return path
+
+
+def not_started(engine: str) -> EngineFailedError:
+    """Make the error of a vendor's engine that raised while it started."""
+    home = Path.home()
+    if not os.access(home, os.W_OK | os.X_OK):
+        return EngineFailedError(
+            f"{engine} could not be started: HOME is {home}, where nothing can be written; "
+            "compiled kernels are kept there."
+        )
+    return EngineFailedError(f"{engine} could not be started; the worker's log has the cause.")

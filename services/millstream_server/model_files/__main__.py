@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from millstream_server.model_files.fetch import Options, fetch, wait_for
+from millstream_server.model_files.fetch import Options, fetch, remove_siblings, wait_for
 from millstream_server.model_files.hub import Hub
 from millstream_server.model_files.s3 import S3
 from millstream_server.model_files.source import FetchError, HubUri, ModelUri, Source, parse_uri
@@ -48,6 +48,8 @@ def _fetch(args: argparse.Namespace) -> None:
         period_s=args.period_s,
     )
     fetch(str(uri), lambda: _source(uri), args.directory, options)
+    if args.prune:
+        remove_siblings(args.directory)
 
 
 def _source(uri: ModelUri) -> Source:
@@ -74,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
         "--all-files",
         action="store_true",
         help="also the copies of the weights for other programs (*.bin, *.pth, onnx, …)",
+    )
+    one.add_argument(
+        "--prune",
+        action="store_true",
+        help="then remove the directories beside DIR that this program filled",
     )
     one.add_argument("--parallel", type=_count, default=8, help="files at once (default: 8)")
     one.add_argument("--retries", type=int, default=4, help="further attempts (default: 4)")

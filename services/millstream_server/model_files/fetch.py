@@ -150,6 +150,21 @@ def fetch(uri: str, source: Callable[[], Source], directory: Path, options: Opti
         raise disk_error(error, directory) from error
 
 
+def remove_siblings(directory: Path) -> None:
+    """Remove the directories beside ``directory`` that have our marks: other revisions of a model.
+
+    Raises:
+        FetchError: one can't be removed.
+    """
+    try:
+        marked = {mark.parent for mark in directory.parent.glob("*/.millstream-*")}
+        for other in marked - {directory}:
+            shutil.rmtree(other)
+            log.info("removed", directory=other)
+    except OSError as error:
+        raise disk_error(error, directory) from error
+
+
 def _is_there(uri: str, directory: Path, options: Options) -> bool:
     """Whether the directory is complete.
 

@@ -6,6 +6,7 @@ objects that are named and don't exist.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _PORT_NAME_LENGTH = 15
 # A pod's name is its workload's and 17 more characters at most; it is a label's value too.
 _WORKLOAD_NAME_LENGTH = 46
+_CLAIM = "persistentVolumeClaim"
 _WORKLOADS = ("Deployment", "LeaderWorkerSet", "Job", "Pod")
 Labels = Mapping[str, str]
 
@@ -88,6 +90,9 @@ def _pod(spec: Mapping[str, Any]) -> Iterator[str]:
     volumes = [volume["name"] for volume in spec.get("volumes", ())]
     yield from _twice("volume", volumes)
     yield from _twice("container", [container["name"] for container in containers])
+    # The kubelet waits for ever for the second one.
+    claims = [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if _CLAIM in v]
+    yield from _twice("claim", claims)
     mounted = [mount["name"] for c in containers for mount in c.get("volumeMounts", ())]
     yield from (f"volume {name} isn't mounted" for name in set(volumes) - set(mounted))
     yield from (f"there is no volume {name}" for name in set(mounted) - set(volumes))
@@ -105,6 +110,10 @@ def _container(container: Mapping[str, Any]) -> Iterator[str]:
     yield from _twice("variable", [one["name"] for one in container.get("env", ())])
     mounts = container.get("volumeMounts", ())
     yield from _twice("mount", [mount["mountPath"].rstrip("/") for mount in mounts])
+    # The runtime couldn't make the directory for the second mount.
+    for outer, inner in itertools.permutations(mounts, 2):
+        if outer.get("readOnly") and inner["mountPath"].startswith(outer["mountPath"] + "/"):
+            yield f"mount {inner['mountPath']} is inside of one that is read-only"
     ports = {port["containerPort"] for port in container.get("ports", ())}
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         port = container.get(name, {}).get("grpc", {}).get("port")

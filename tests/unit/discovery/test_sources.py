@@ -142,6 +142,28 @@ async def test_several_are_merged_and_one_that_fails_does_not_hinder_the_others(
         assert await _next(watch) == {"a:1", "c:3", "10.0.0.1:50061"}, "a:1 is listed still"
 
 
+async def test_a_source_that_fails_says_when_it_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing() -> float | None:
+        return REGISTRY.get_sample_value("millstream_discovery_source_failing", {"source": "file"})
+
+    path = tmp_path / "workers"
+    path.write_text("a:1\n")
+    discovery = FileDiscovery(path, interval_s=0.01)
+    caplog.set_level("INFO")
+    async with contextlib.aclosing(discovery.watch()) as watch:
+        assert await _next(watch) == {"a:1"}
+        news = asyncio.ensure_future(_next(watch))
+        path.write_text("nonsense\n")
+        await until(lambda: failing() == 1)
+        assert "workers are found again" not in caplog.text
+        path.write_text("b:2\n")
+        assert await news == {"b:2"}
+    assert failing() == 0
+    assert "workers are found again" in caplog.text
+
+
 class Breaking:
     """Names the next addresses at each watch, then breaks."""
 

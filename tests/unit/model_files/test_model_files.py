@@ -202,6 +202,16 @@ def test_a_wrong_size_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fetch(URI, lambda: _Source(b"ab", b"ab"), tmp_path, Options(retries=1))
 
 
+def test_pruning_takes_what_we_filled_and_nothing_else(tmp_path: Path) -> None:
+    for name, mark in (("new", state.COMPLETE), ("old", state.COMPLETE), ("begun", state.PARTIAL)):
+        (tmp_path / name).mkdir()
+        state.write(tmp_path / name / mark, _state(files={}))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "weights").touch()
+    assert main(["fetch", URI, str(tmp_path / "new"), "--prune"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "theirs"}
+
+
 def test_a_service_refuses_a_directory_that_lacks_files(tmp_path: Path) -> None:
     state.expect_weights(tmp_path)  # somebody's own
     state.write(tmp_path / state.PARTIAL, _state())

@@ -4,7 +4,7 @@ each as a sentence that says what to change. A check's template writes one line 
 */}}
 {{- define "millstream.checks" -}}
 {{- $found := list -}}
-{{- range $check := list "Pools" "Models" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
+{{- range $check := list "Pools" "Models" "Downloads" "Service" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
 {{- range include (printf "millstream.check%s" $check) $ | splitList "\n" -}}
 {{- with trim . -}}{{- $found = append $found . -}}{{- end -}}
 {{- end -}}
@@ -21,13 +21,16 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- $workers := 0 -}}
 {{- $known := .Files.Get "files/settings.json" | fromJson -}}
 {{- $removed := .Files.Get "files/removed.json" | fromJson -}}
+{{- $sglang := .Files.Get "files/sglang.json" | fromJson -}}
 {{- range $pool := $pools -}}
-{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed -}}
+{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed "sglang" $sglang -}}
 {{- if has $pool.fullname $names }}
 {{ $pool.path }}: the name {{ $pool.fullname }} is another pool's too; rename this pool
 {{- end -}}
 {{- $names = append $names $pool.fullname -}}
 {{- include "millstream.checkPoolSettings" $about -}}
+{{- include "millstream.checkResources" (list (printf "%s.resources" $pool.path) $pool.resources) -}}
+{{- include "millstream.checkPodLabels" $about -}}
 {{- if $pool.worker -}}
 {{- $workers = add1 $workers -}}
 {{- if hasKey $root.Values.models $pool.model -}}
@@ -37,8 +40,8 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- else }}
 {{ $pool.path }}.model is {{ $pool.model | quote }}, which isn't in `models` ({{ keys $root.Values.models | sortAlpha | join ", " | default "empty" }}); add it there, or name one of those
 {{- end -}}
-{{- else if or $pool.model $pool.gpu.resource (gt (int $pool.parallelism.nodes) 1) }}
-{{ $pool.path }}: the Processor has no model, GPU or nodes of its own; remove `model`, `gpu` and `parallelism` there
+{{- else if or $pool.model $pool.gpu.resource $pool.rdma.enabled (gt (int $pool.parallelism.nodes) 1) }}
+{{ $pool.path }}: the Processor has no model, GPU, RDMA device or nodes of its own; remove `model`, `gpu`, `rdma` and `parallelism` there
 {{- end -}}
 {{- end -}}
 {{- if not $workers }}
@@ -88,6 +91,12 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{ $pool.path }}.env: {{ .name }} would override the pool's configuration file, from which drain and probes are computed; set {{ $pool.path }}.settings.{{ trimPrefix "MILLSTREAM_" .name | lower }} instead
 {{- end -}}
 {{- end -}}
+{{- if and $pool.cache.claim $pool.cache.hostPath }}
+{{ $pool.path }}.cache has a claim and a directory of the node; remove one of them
+{{- end -}}
+{{- if and $pool.cache.claim (hasPrefix (printf "pvc://%s/" $pool.cache.claim) (printf "%s/" (dig $pool.model "uri" "" .root.Values.models))) }}
+{{ $pool.path }}.cache.claim is the claim of the model too, which pods mount read-only; name another
+{{- end -}}
 {{- if and (has (toString $pool.rollout.maxSurge) (list "0" "0%")) (has (toString $pool.rollout.maxUnavailable) (list "0" "0%")) }}
 {{ $pool.path }}.rollout: maxSurge and maxUnavailable are both 0, so no pod could be replaced; set maxSurge to 1, or maxUnavailable to 1 where no GPU is free
 {{- end -}}
@@ -123,24 +132,76 @@ that it once had. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* What an API server would refuse, after half of the release is installed. Takes a list: a path, resources. */}}
+{{- define "millstream.checkResources" -}}
+{{- $path := index . 0 -}}
+{{- $limits := (index . 1).limits | default dict -}}
+{{- range $name, $request := (index . 1).requests -}}
+{{- if hasKey $limits $name -}}
+{{- $limit := index $limits $name -}}
+{{- if lt (include "millstream.amount" $limit | float64) (include "millstream.amount" $request | float64) }}
+{{ $path }}: requests.{{ $name }} is {{ $request }} and limits.{{ $name }} is {{ $limit }}; a limit can't be below its request
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A quantity as a number. */}}
+{{- define "millstream.amount" -}}
+{{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15
+  "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- $unit := regexFind "[a-zA-Z]*$" (toString .) -}}
+{{- mulf (trimSuffix $unit (toString .) | float64) (index $units $unit) -}}
+{{- end -}}
+
+{{/* Takes a list: a path, labels. */}}
+{{- define "millstream.checkLabels" -}}
+{{- range $name, $_ := index . 1 -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|version|managed-by|component|part-of)|millstream\\.io/.*|helm\\.sh/chart)$" $name }}
+{{ index $ 0 }}: {{ $name }} is the chart's own, by which services and policies select pods; take another name
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels and annotations of pods that are the chart's own: services and selectors use them. */}}
+{{- define "millstream.checkPodLabels" -}}
+{{- range $path, $labels := dict "podLabels" .pool.podLabels "labels" .pool.labels -}}
+{{- include "millstream.checkLabels" (list (printf "%s.%s" $.pool.path $path) $labels) -}}
+{{- end -}}
+{{- range $name, $_ := .pool.podAnnotations -}}
+{{- if has $name (list "checksum/config" "kubectl.kubernetes.io/default-container") }}
+{{ $.pool.path }}.podAnnotations: {{ $name }} is the chart's own; remove it
+{{- end -}}
+{{- end -}}
+{{- range .pool.extraVolumes -}}
+{{- if regexMatch "^(config|tmp|home|shm|cache|models|model-.*|tls|client-facing-tls|client-ca|api-keys)$" .name }}
+{{ $.pool.path }}.extraVolumes: {{ .name }} is the name of a volume of the chart's own; take another
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Roles that a model needs beside a pool's own. */}}
 {{- define "millstream.checkPartners" -}}
 {{- $pool := .pool -}}
-{{- $modes := list -}}
+{{- $engine := include "millstream.engine" . -}}
+{{- $modes := list -}}{{- /* of all decode pools */ -}}
+{{- $takers := list -}}{{- /* of those with the same engine: another's KV cache is of no use */ -}}
 {{- $abilities := list -}}
 {{- range .pools -}}
 {{- if eq .model $pool.model -}}
 {{- if eq .role "decode" -}}
-{{- $modes = append $modes (include "millstream.mode" (dict "root" $.root "pool" .)) -}}
+{{- $mode := include "millstream.mode" (dict "root" $.root "pool" .) -}}
+{{- $modes = append $modes $mode -}}
+{{- if eq (include "millstream.engine" (dict "pool" .)) $engine -}}{{- $takers = append $takers $mode -}}{{- end -}}
 {{- end -}}
 {{- $abilities = append $abilities (has .role (list "encode" "prefill" "decode") | ternary "chats" .role) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $pool.role "prefill") (not (has "disaggregated" $modes)) }}
-{{ $pool.path }}: model {{ $pool.model }} has prefill workers, and no decode workers that take their KV cache; add a pool to `decode` with this model (and enabled: true), or set prefill.enabled=false
+{{- if and (eq $pool.role "prefill") (not (has "disaggregated" $takers)) }}
+{{ $pool.path }}: model {{ $pool.model }} has prefill workers, and no decode workers that take their KV cache; add a pool to `decode` with this model and settings.engine {{ $engine }} (and enabled: true), or set prefill.enabled=false
 {{- end -}}
-{{- if and (eq $pool.role "decode") (eq (include "millstream.mode" .) "disaggregated") (not (include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" $pool.model))) }}
-{{ $pool.path }}.settings.mode is disaggregated, and model {{ $pool.model }} has no prefill workers; add a pool to `prefill` with this model (and enabled: true), or remove the mode
+{{- if and (eq $pool.role "decode") (eq (include "millstream.mode" .) "disaggregated") (not (include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" $pool.model "engine" $engine))) }}
+{{ $pool.path }}.settings.mode is disaggregated, and model {{ $pool.model }} has no prefill workers; add a pool to `prefill` with this model and settings.engine {{ $engine }} (and enabled: true), or remove the mode
 {{- end -}}
 {{- if and (eq $pool.role "encode") (not $modes) }}
 {{ $pool.path }}: model {{ $pool.model }} has encode workers, and no decode workers that read their embeddings; add a pool to `decode` with this model
@@ -159,6 +220,14 @@ model {{ $pool.model }} is used by pools for {{ $abilities | uniq | sortAlpha | 
 {{- $flag := $name | replace "-" "_" -}}
 {{- if hasKey $sizes $flag }}
 {{ $pool.path }}.engineArgs.{{ $name }} can't be set here, since GPUs and nodes are computed from it; set {{ $pool.path }}.parallelism.{{ index $sizes $flag }}
+{{- else if and (eq (include "millstream.engine" $) "sglang") (ne $pool.role "encode") (not (include "millstream.makesMedia" $)) -}}
+{{- $managed := index $.sglang (eq $pool.role "embedding" | ternary "vectors" "text") -}}
+{{- if not (has $flag $.sglang.names) }}
+{{ $pool.path }}.engineArgs.{{ $name }}: SGLang has no such argument; `python -m sglang.launch_server --help` lists them
+{{- else if hasKey $managed $flag -}}
+{{- $why := index $managed $flag }}
+{{ $pool.path }}.engineArgs.{{ $name }} can't be set here: {{ regexMatch "^--[a-z-]+$" $why | ternary (printf "set %s.settings.%s" $pool.path ($why | trimPrefix "--" | replace "-" "_")) $why }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $simulated := eq (include "millstream.engine" .) "simulated" -}}
@@ -167,6 +236,9 @@ models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set
 {{- end -}}
 {{- if and (eq $pool.role "diffusion") (eq ($pool.settings.kind | default "image") "text") (not $simulated) (not $pool.settings.dllm_algorithm) }}
 {{ $pool.path }}.settings.kind is text, which needs settings.dllm_algorithm: how the model's blocks are denoised, such as LowConfidence
+{{- end -}}
+{{- if and $pool.groups.exclusive (not $pool.groups.topologyKey) }}
+{{ $pool.path }}.groups.exclusive is true, and topologyKey is empty; name the label of nodes that says where a group fits, such as topology.kubernetes.io/zone
 {{- end -}}
 {{- if and (gt (int $pool.parallelism.nodes) 1) (not (.root.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1")) }}
 {{ $pool.path }}.parallelism.nodes is {{ int $pool.parallelism.nodes }}, and the cluster has no LeaderWorkerSet; install it (https://lws.sigs.k8s.io), or set nodes to 1. To render without a cluster add --api-versions leaderworkerset.x-k8s.io/v1
@@ -201,6 +273,14 @@ models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set
 {{- if and (include "millstream.makesMedia" .) (gt $tensor 1) (ne (include "millstream.engine" .) "sglang") }}
 {{ $path }}.tensor is {{ $tensor }}, and the engine {{ include "millstream.engine" . }} uses one GPU; set settings.engine to sglang, or tensor to 1
 {{- end -}}
+{{- if and (eq (include "millstream.engine" .) "vllm") (or (gt $nodes 1) (gt (int $pool.parallelism.attentionData) 1)) }}
+{{ $path }}: a vLLM worker is on one node, and has no attentionData; set nodes and attentionData to 1
+{{- end -}}
+{{- range $path, $resource := dict "gpu.resource" $pool.gpu.resource "rdma.resource" $pool.rdma.resource -}}
+{{- if and $resource (not (contains "/" $resource)) }}
+{{ $pool.path }}.{{ $path }} is {{ $resource }}, which isn't the name of a device; name it as the nodes do, such as nvidia.com/gpu
+{{- end -}}
+{{- end -}}
 {{- $perNode := div $total $nodes -}}
 {{- if and $pool.gpu.perNode (ne (int $pool.gpu.perNode) (int $perNode)) }}
 {{ $pool.path }}.gpu.perNode is {{ int $pool.gpu.perNode }}, but tensor {{ $tensor }} x pipeline {{ $pipeline }} x data {{ $data }} on {{ $nodes }} node(s) needs {{ $perNode }} per node{{ if not $pool.gpu.resource }} and gpu.resource is empty{{ end }}; remove perNode, or change `parallelism`
@@ -234,15 +314,49 @@ models.{{ $key }}.size is missing: volumes of storage class {{ $model.storageCla
 {{- if and (eq ($model.download | default "pod") "job") (not (has $scheme (list "hf" "s3"))) }}
 models.{{ $key }}.download is job, and there is nothing to download from {{ $model.uri | default "an empty uri" | quote }}; remove download, or use an hf:// or s3:// URI
 {{- end -}}
+{{- if include "millstream.byJob" $model -}}
+{{- include "millstream.checkClaim" (dict "root" $root "key" $key "model" $model) -}}
+{{- end -}}
+{{- if and $model.prune (not (include "millstream.byJob" $model)) }}
+models.{{ $key }}.prune is for download: job, whose claim holds several revisions; remove it
+{{- end -}}
 {{- if and $model.revision (ne $scheme "hf") }}
 models.{{ $key }}.revision is for hf:// URIs; remove it
 {{- end -}}
 {{- if and $model.revision (eq $scheme "hf") (contains "@" $model.uri) }}
 models.{{ $key }} has two revisions, {{ $model.revision }} and the one in its uri; remove one of them
 {{- end -}}
-{{- if and (eq $scheme "oci") (semverCompare "<1.33.0-0" $root.Capabilities.KubeVersion.Version) }}
-models.{{ $key }}.uri is an image volume, which needs Kubernetes 1.33 or later; the cluster has {{ $root.Capabilities.KubeVersion.Version }}. Use hf://, s3:// or pvc://
+{{- if and (eq $scheme "oci") (not $root.Values.downloads.imageVolumes) (semverCompare "<1.35.0-0" $root.Capabilities.KubeVersion.Version) }}
+models.{{ $key }}.uri is an image volume, which is on from Kubernetes 1.35 on; the cluster has {{ $root.Capabilities.KubeVersion.Version }}, and would drop the volume silently. Use hf://, s3:// or pvc://, or turn the feature gate ImageVolume on and set downloads.imageVolumes=true
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What of a claim can't change, compared with the one in the cluster. */}}
+{{- define "millstream.checkClaim" -}}
+{{- $model := .model -}}
+{{- with (lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace (include "millstream.claim" (list .root .key))).spec -}}
+{{- $other := "other than growing a claim can't change; add a second entry to `models` with the same uri, and name it in the pools" -}}
+{{- $size := .resources.requests.storage -}}
+{{- if lt (include "millstream.amount" ($model.size | default $size) | float64) (include "millstream.amount" $size | float64) }}
+models.{{ $.key }}.size is {{ $model.size }}, and its claim has {{ $size }}; {{ $other }}
+{{- end -}}
+{{- if and $model.storageClass (ne $model.storageClass (.storageClassName | default "")) }}
+models.{{ $.key }}.storageClass is {{ $model.storageClass }}, and its claim has {{ .storageClassName | default "none" }}; {{ $other }}
+{{- end -}}
+{{- $modes := $model.accessModes | default (list "ReadWriteMany") | join ", " -}}
+{{- if ne $modes (join ", " .accessModes) }}
+models.{{ $.key }}.accessModes is {{ $modes }}, and its claim has {{ join ", " .accessModes }}; {{ $other }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkDownloads" -}}
+{{- include "millstream.checkLabels" (list "commonLabels" .Values.commonLabels) -}}
+{{- include "millstream.checkResources" (list "downloads.resources" .Values.downloads.resources) -}}
+{{- include "millstream.checkResources" (list "helmTest.resources" .Values.helmTest.resources) -}}
+{{- if and .Values.downloads.imageVolumes (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) }}
+downloads.imageVolumes is true, and image volumes need Kubernetes 1.31 or later; the cluster has {{ .Capabilities.KubeVersion.Version }}
 {{- end -}}
 {{- end -}}
 
@@ -278,6 +392,24 @@ security.tls.probes can't work with requireClientCertificates, since the kubelet
 {{- end -}}
 {{- if and (not $tls.requireClientCertificates) (or $tls.clientCaSecret $tls.allowedClients) }}
 security.tls.clientCaSecret and allowedClients need security.tls.requireClientCertificates=true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkService" -}}
+{{- $service := .Values.processor.service -}}
+{{- if eq $service.type "ClusterIP" -}}
+{{- range $name := list "nodePort" "externalTrafficPolicy" -}}
+{{- if index $service $name }}
+processor.service.{{ $name }} is set, and the type is ClusterIP; set processor.service.type to NodePort or LoadBalancer, or remove it
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if ne $service.type "LoadBalancer" -}}
+{{- range $name := list "loadBalancerClass" "loadBalancerSourceRanges" -}}
+{{- if index $service $name }}
+processor.service.{{ $name }} is set, and the type is {{ $service.type }}; set processor.service.type to LoadBalancer, or remove it
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -62,11 +62,15 @@ engine_args:
 {{- end }}
 {{- end -}}
 
-{{/* SGLang's arguments: the pool's own, and those that `parallelism` stands for. */}}
+{{/* The engine's arguments: the pool's own, and those that `parallelism` stands for. */}}
 {{- define "millstream.engineArgs" -}}
 {{- $arguments := deepCopy .pool.engineArgs -}}
+{{- $sizes := dict "tensor" "tp_size" "pipeline" "pp_size" "data" "dp_size" "attentionData" "attn_dp_size" -}}
+{{- if eq (include "millstream.engine" .) "vllm" -}}
+{{- $sizes = dict "tensor" "tensor_parallel_size" "pipeline" "pipeline_parallel_size" "data" "data_parallel_size" -}}
+{{- end -}}
 {{- if ne (include "millstream.makesMedia" .) "true" -}}
-{{- range $part, $argument := dict "tensor" "tp_size" "pipeline" "pp_size" "data" "dp_size" "attentionData" "attn_dp_size" -}}
+{{- range $part, $argument := $sizes -}}
 {{- $size := index $.pool.parallelism $part | int -}}
 {{- if gt $size 1 -}}
 {{- $_ := set $arguments $argument $size -}}
@@ -100,17 +104,17 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 {{- prepend .Values.discovery.extraWorkers $own | toJson -}}
 {{- end -}}
 
-{{/* A decode pool's mode: disaggregated where the model has prefill workers, unless it says otherwise. */}}
+{{/* A decode pool's mode: disaggregated where the model has prefill workers of its engine, unless it says otherwise. */}}
 {{- define "millstream.mode" -}}
-{{- $partner := include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" .pool.model) -}}
+{{- $partner := include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" .pool.model "engine" (include "millstream.engine" .)) -}}
 {{- .pool.settings.mode | default (empty $partner | ternary "aggregated" "disaggregated") -}}
 {{- end -}}
 
-{{/* Not empty if the model has a pool of the role. Takes (dict "root" $ "role" "prefill" "model" "llama"). */}}
+{{/* Not empty if the model has a pool of the role; with "engine", one that runs it. Takes (dict "root" $ "role" "prefill" "model" "llama"). */}}
 {{- define "millstream.hasPool" -}}
 {{- $wanted := . -}}
 {{- range include "millstream.pools" .root | fromYamlArray -}}
-{{- if and (eq .role $wanted.role) (eq .model $wanted.model) -}}true{{- end -}}
+{{- if and (eq .role $wanted.role) (eq .model $wanted.model) (or (not $wanted.engine) (eq (include "millstream.engine" (dict "pool" .)) $wanted.engine)) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -118,6 +122,12 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 {{- define "millstream.engine" -}}
 {{- $default := and (eq .pool.role "diffusion") (ne (.pool.settings.kind | default "image") "text") | ternary "diffusers" "sglang" -}}
 {{- .pool.settings.engine | default $default -}}
+{{- end -}}
+
+{{/* On how many ports, from 8998 on, a prefill pod waits for decode pods: SGLang's bootstrap server on one, the side channels of vLLM's
+NIXL on one per copy of the model. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.bootstrapPorts" -}}
+{{- eq (include "millstream.engine" .) "vllm" | ternary (int .pool.parallelism.data) 1 -}}
 {{- end -}}
 
 {{/* "true" for a pool that makes images or videos: its engine isn't SGLang's for text. */}}

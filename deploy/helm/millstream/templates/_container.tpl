@@ -2,14 +2,18 @@
 {{- define "millstream.container" -}}
 {{- $root := .root -}}
 {{- $pool := .pool -}}
-{{- $image := $pool.worker | ternary "worker" "processor" -}}
+{{- $image := include "millstream.imageOf" . -}}
 name: {{ $pool.role }}
 image: {{ include "millstream.image" (dict "root" $root "image" $image) | quote }}
 imagePullPolicy: {{ (index $root.Values.image $image).pullPolicy }}
 # No `command`: the images' entry point is an init process, which passes signals on and reaps orphans.
 args: ["python", "-m", "millstream_server.{{ $pool.role }}", "--config", "/etc/millstream/config.yaml"]
 env:
-  {{- include "millstream.environment" . | nindent 2 }}
+  {{- include "millstream.environment" . | fromYamlArray | include "millstream.lastWins" | nindent 2 }}
+{{- with $pool.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 ports:
   - {name: grpc, containerPort: 50051}
   - {name: metrics, containerPort: 9464}
@@ -18,6 +22,9 @@ ports:
   {{- end }}
   {{- if eq $pool.role "prefill" }}
   - {name: bootstrap, containerPort: 8998}
+  {{- range $rank := untilStep 1 (include "millstream.bootstrapPorts" . | int) 1 }}
+  - {name: bootstrap-{{ $rank }}, containerPort: {{ add 8998 $rank }}}
+  {{- end }}
   {{- end }}
   {{- if gt (int $pool.parallelism.nodes) 1 }}
   - {name: rendezvous, containerPort: 20000}
@@ -34,13 +41,16 @@ volumeMounts:
   - {name: config, mountPath: /etc/millstream/config.yaml, subPath: config.yaml, readOnly: true}
   - {name: tmp, mountPath: /tmp}
   - {name: home, mountPath: /home/millstream}
+  {{- if or $pool.cache.claim $pool.cache.hostPath }}
+  - {name: cache, mountPath: /home/millstream/.cache}
+  {{- end }}
   {{- if $pool.shm.size }}
   - {name: shm, mountPath: /dev/shm}
   {{- end }}
   {{- range $name, $secret := .secrets }}
   - {name: {{ $name }}, mountPath: /etc/millstream/{{ $name }}, readOnly: true}
   {{- end }}
-  {{- with .parts.mounts }}
+  {{- with concat .parts.mounts $pool.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
 {{- end -}}
@@ -63,6 +73,11 @@ volumeMounts:
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"}}
 # LeaderWorkerSet puts LWS_LEADER_ADDRESS before all others.
 - {name: MILLSTREAM_LEADER_ADDRESS, value: "$(LWS_LEADER_ADDRESS):20000"}
+{{- end }}
+{{- if or $pool.cache.claim $pool.cache.hostPath }}
+# Those that don't write to ~/.cache by themselves.
+- {name: TRITON_CACHE_DIR, value: /home/millstream/.cache/triton}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /home/millstream/.cache/torchinductor}
 {{- end }}
 {{- with $pool.env }}
 {{ toYaml . }}

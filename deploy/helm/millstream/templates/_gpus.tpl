@@ -16,7 +16,8 @@ Without a GPU resource: 0. Takes (dict "root" $ "pool" $pool).
 {{- div (include "millstream.gpus" . | int) (int .pool.parallelism.nodes) -}}
 {{- end -}}
 
-{{/* A pool's resources, with its GPUs and RDMA devices. */}}
+{{/* A pool's resources, with its GPUs and RDMA devices, and the disk for a model that the pod itself fetches: the scheduler would
+not see it otherwise. */}}
 {{- define "millstream.resources" -}}
 {{- $devices := dict -}}
 {{- if .pool.gpu.resource -}}
@@ -26,6 +27,11 @@ Without a GPU resource: 0. Takes (dict "root" $ "pool" $pool).
 {{- $_ := set $devices .pool.rdma.resource (int .pool.rdma.count) -}}
 {{- end -}}
 {{- $resources := deepCopy .pool.resources -}}
+{{- $model := index .root.Values.models .pool.model | default dict -}}
+{{- $fetched := has (include "millstream.scheme" ($model.uri | default "")) (list "hf" "s3") -}}
+{{- if and $fetched $model.size (not $model.storageClass) (not (include "millstream.byJob" $model)) -}}
+{{- $_ := set $resources "requests" (merge (default dict $resources.requests) (dict "ephemeral-storage" (toString $model.size))) -}}
+{{- end -}}
 {{- if $devices -}}
 {{- $_ := set $resources "requests" (merge (deepCopy $devices) ($resources.requests | default dict)) -}}
 {{- $_ := set $resources "limits" (merge (deepCopy $devices) ($resources.limits | default dict)) -}}

@@ -2,8 +2,13 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The beginning of all names; `millstream.fit` makes names of it. */}}
+{{/* The beginning of all names; `millstream.fit` makes names of it. With a letter first: a Service's name must have one. */}}
 {{- define "millstream.fullname" -}}
+{{- $name := include "millstream.wantedName" . -}}
+{{- regexMatch "^[0-9]" $name | ternary (printf "r%s" $name) $name -}}
+{{- end -}}
+
+{{- define "millstream.wantedName" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | replace "." "-" -}}
 {{- else if contains (include "millstream.name" .) .Release.Name -}}
@@ -35,6 +40,9 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: millstream
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* What a pool's pods are selected by. Takes (dict "root" $ "pool" $pool). */}}
@@ -53,6 +61,35 @@ millstream.io/pool: {{ .pool.name | quote }}
 {{- with .pool.model }}
 millstream.io/model: {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* A list of variables without those that a later one of the same name replaces: Helm 4 refuses duplicates. Takes a list. */}}
+{{- define "millstream.lastWins" -}}
+{{- $last := dict -}}
+{{- range $i, $variable := . -}}{{- $_ := set $last $variable.name $i -}}{{- end -}}
+{{- $kept := list -}}
+{{- range $i, $variable := . -}}
+{{- if eq $i (index $last $variable.name) -}}{{- $kept = append $kept $variable -}}{{- end -}}
+{{- end -}}
+{{- $kept | toYaml -}}
+{{- end -}}
+
+{{/* Where a pod that belongs to no pool may run: as its own values say, else as `poolDefaults`. Takes (dict "root" $ "own" its values). */}}
+{{- define "millstream.placement" -}}
+{{- $placement := dict -}}
+{{- range $name := list "nodeSelector" "tolerations" "priorityClassName" -}}
+{{- with index $.own $name | default (index $.root.Values.poolDefaults $name) -}}
+{{- $_ := set $placement $name . -}}
+{{- end -}}
+{{- end -}}
+{{- with $placement -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
+
+{{/* Which entry of `image` a pool's pods run. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.imageOf" -}}
+{{- if not .pool.worker -}}processor
+{{- else -}}{{- eq (include "millstream.engine" .) "vllm" | ternary "workerVllm" "worker" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "millstream.image" -}}

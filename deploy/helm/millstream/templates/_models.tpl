@@ -49,13 +49,17 @@ Processor needs its tokenizer: not for images and videos). Takes the root contex
 {{- end -}}
 
 {{/*
-The claim of a model that a Job fetches. Its name changes with URI and revision: other files get a
-claim of their own, so that pods of before an upgrade keep theirs. Takes (list $root $key $model).
+The claim of a model that a Job fetches. It stays the same whatever its files are, since Helm deletes at once what a new version
+doesn't name, and then can't roll back. Takes (list $root $key).
 */}}
 {{- define "millstream.claim" -}}
-{{- $model := index . 2 -}}
-{{- $what := list (include "millstream.fetchUri" $model) $model.storageClass ($model.accessModes | default list) | toJson -}}
-{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" (index . 1 | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $what | trunc 8))) -}}
+{{- $key := index . 1 -}}
+{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" ($key | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $key | trunc 8))) -}}
+{{- end -}}
+
+{{/* The directory in that claim of one URI and revision: pods of before an upgrade keep theirs. Takes a model. */}}
+{{- define "millstream.claimDirectory" -}}
+{{- include "millstream.fetchUri" . | sha256sum | trunc 12 -}}
 {{- end -}}
 
 {{/* A container that runs `model_files`. Takes (dict "root" "name" "image" "pullPolicy" "args" "model" "mounts"). */}}
@@ -64,21 +68,20 @@ name: {{ .name }}
 image: {{ include "millstream.image" (dict "root" .root "image" .image) | quote }}
 imagePullPolicy: {{ (index .root.Values.image .image).pullPolicy }}
 args: {{ concat (list "python" "-m" "millstream_server.model_files") .args | toJson }}
-env:
-  - {name: HOME, value: /home/millstream}
-  {{- if eq (first .args) "fetch" }}
-  {{- with .model.tokenSecret }}
-  - name: HF_TOKEN
-    valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | default "token" | quote }}}}
-  {{- end }}
-  {{- range concat .root.Values.downloads.env (.model.env | default list) }}
-  - {{ toYaml . | nindent 4 | trim }}
-  {{- end }}
+{{- $env := list (dict "name" "HOME" "value" "/home/millstream") }}
+{{- if eq (first .args) "fetch" }}
+{{- with .model.tokenSecret }}
+{{- $reference := dict "name" .name "key" (.key | default "token") }}
+{{- $env = append $env (dict "name" "HF_TOKEN" "valueFrom" (dict "secretKeyRef" $reference)) }}
+{{- end }}
+{{- $env = concat $env .root.Values.downloads.env (.model.env | default list) }}
 {{- with .model.envFrom }}
 envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-  {{- end }}
+{{- end }}
+env:
+  {{- include "millstream.lastWins" $env | nindent 2 }}
 resources:
   {{- toYaml .root.Values.downloads.resources | nindent 2 }}
 securityContext:
@@ -103,7 +106,7 @@ persistentVolumeClaim: {claimName: {{ trimPrefix "pvc://" $model.uri | splitList
 {{- else if eq $scheme "oci" -}}
 image: {reference: {{ trimPrefix "oci://" $model.uri | quote }}, pullPolicy: IfNotPresent}
 {{- else if include "millstream.byJob" $model -}}
-persistentVolumeClaim: {claimName: {{ include "millstream.claim" . }}, readOnly: true}
+persistentVolumeClaim: {claimName: {{ include "millstream.claim" (list (index . 0) (index . 1)) }}, readOnly: true}
 {{- else if $model.storageClass -}}
 ephemeral:
   volumeClaimTemplate:
@@ -116,13 +119,16 @@ emptyDir: {{ with $model.size }}{sizeLimit: {{ . }}}{{ else }}{}{{ end }}
 {{- end -}}
 {{- end -}}
 
-{{/* What a pod mounts of a model, without the volume's name. Takes a model and its key. */}}
+{{/* What a pod mounts of a model, without the volume's name. Takes a model and its key; with "whole" the claim that a Job fills, and
+not the model's directory in it, which may not be there yet. */}}
 {{- define "millstream.modelMount" -}}
 mountPath: {{ printf "/models/%s" .name | quote }}
 {{- if eq (include "millstream.scheme" .model.uri) "pvc" }}
 {{- with trimPrefix "pvc://" .model.uri | splitList "/" | rest | join "/" }}
 subPath: {{ . | quote }}
 {{- end }}
+{{- else if and (include "millstream.byJob" .model) (not .whole) }}
+subPath: {{ include "millstream.claimDirectory" .model | quote }}
 {{- end }}
 {{- if .readOnly }}
 readOnly: true
@@ -136,8 +142,9 @@ the whole. Takes (dict "root" $ "pool" $pool).
 */}}
 {{- define "millstream.modelParts" -}}
 {{- $root := .root -}}
-{{- $image := .pool.worker | ternary "worker" "processor" -}}
+{{- $image := include "millstream.imageOf" . -}}
 {{- $volumes := list -}}{{- $mounts := list -}}{{- $init := list -}}
+{{- $claims := dict -}}{{- /* the volume of each: a claim that a pod names twice is never mounted */ -}}
 {{- $models := include "millstream.servedModels" $root | fromYaml -}}
 {{- if .pool.worker -}}{{- $models = pick $models .pool.model -}}{{- end -}}
 {{- range $key, $model := $models -}}
@@ -147,21 +154,26 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- $needed := and $scheme (ne $scheme "file") (or $.pool.worker $model.tokenizer) -}}
 {{- $about := dict "root" $root "image" $image "model" $model -}}
 {{- if and $needed (or $.pool.worker (not $fetched)) -}}
-{{- $volume := printf "model-%s" (include "millstream.dashed" $key) -}}
+{{- $source := include "millstream.modelVolume" (list $root $key $model) | fromYaml -}}
+{{- $claim := dig "persistentVolumeClaim" "claimName" "" $source -}}
+{{- $volume := index $claims $claim | default (printf "model-%s" (include "millstream.dashed" $key)) -}}
 {{- $mount := dict "name" $volume -}}
 {{- $wait := include "millstream.byJob" $model | eq "true" -}}
-{{- $volumes = append $volumes (merge (dict "name" $volume) (include "millstream.modelVolume" (list $root $key $model) | fromYaml)) -}}
+{{- if not (hasKey $claims $claim) -}}
+{{- $volumes = append $volumes (merge (dict "name" $volume) $source) -}}
+{{- if $claim -}}{{- $_ := set $claims $claim $volume -}}{{- end -}}
+{{- end -}}
 {{- $mounts = append $mounts (include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" true) | fromYaml | merge $mount) -}}
 {{- if $fetched -}}
-{{- $there := include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" $wait) | fromYaml | merge (dict "name" $volume) -}}
-{{- $args := $wait | ternary (list "wait" (printf "/models/%s" $key)) (list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key)) -}}
+{{- $there := include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" $wait "whole" true) | fromYaml | merge (dict "name" $volume) -}}
+{{- $args := $wait | ternary (list "wait" (printf "/models/%s/%s" $key (include "millstream.claimDirectory" $model))) (list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key)) -}}
 {{- $init = append $init (merge (dict "name" ($wait | ternary "wait-for-model" "fetch-model") "args" $args "mounts" (list $there)) $about) -}}
 {{- end -}}
 {{- else if $needed -}}
 {{- if not $init -}}
 {{- $volumes = append $volumes (dict "name" "models" "emptyDir" (dict "sizeLimit" "4Gi")) -}}
-{{- $mounts = append $mounts (dict "name" "models" "mountPath" "/models" "readOnly" true) -}}
 {{- end -}}
+{{- $mounts = append $mounts (dict "name" "models" "mountPath" (printf "/models/%s" $key) "subPath" $key "readOnly" true) -}}
 {{- $args := list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key) "--without-weights" -}}
 {{- $init = append $init (merge (dict "name" (printf "fetch-%s" (include "millstream.dashed" $key)) "args" $args "mounts" (list (dict "name" "models" "mountPath" "/models"))) $about) -}}
 {{- end -}}

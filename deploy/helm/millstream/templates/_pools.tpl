@@ -22,6 +22,7 @@ render makes the list and checks all values; the others find it in .Values.
 {{- define "millstream.makePools" -}}
 {{- $root := . -}}
 {{- $pools := list -}}
+{{- include "millstream.dropNulls" .Values.models -}}
 {{- if .Values.processor.enabled -}}
 {{- $own := omit .Values.processor "enabled" "service" -}}
 {{- $pool := mergeOverwrite (deepCopy .Values.poolDefaults) (deepCopy $own) -}}
@@ -31,6 +32,7 @@ render makes the list and checks all values; the others find it in .Values.
 {{- end -}}
 {{- range $role := list "encode" "prefill" "decode" "diffusion" "embedding" -}}
 {{- $section := index $root.Values $role -}}
+{{- include "millstream.dropNulls" $section.pools -}}
 {{- if $section.enabled -}}
 {{- $common := omit $section "enabled" "pools" -}}
 {{- range $name, $own := $section.pools -}}
@@ -42,4 +44,11 @@ render makes the list and checks all values; the others find it in .Values.
 {{- end -}}
 {{- end -}}
 {{- $pools | toYaml -}}
+{{- end -}}
+
+{{/* Remove what was set to null, by which values take an entry of another values file away: Helm keeps those as nulls. */}}
+{{- define "millstream.dropNulls" -}}
+{{- range $name, $entry := . -}}
+{{- if kindIs "invalid" $entry -}}{{- $_ := unset $ $name -}}{{- end -}}
+{{- end -}}
 {{- end -}}

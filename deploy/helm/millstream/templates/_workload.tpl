@@ -12,9 +12,17 @@ metadata:
   namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "millstream.poolLabels" . | nindent 4 }}
+    {{- with $pool.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- $exclusive := dict "leaderworkerset.sigs.k8s.io/exclusive-topology" $pool.groups.topologyKey }}
+  {{- with merge (dict) $pool.annotations (and $groups $pool.groups.exclusive | ternary $exclusive dict) }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
-  {{- if eq $pool.autoscaling.kind "none" }}
-  replicas: {{ int $pool.replicas }}
+  {{- with include "millstream.replicas" . }}
+  replicas: {{ . }}
   {{- end }}
   {{- if $groups }}
   startupPolicy: LeaderCreated
@@ -85,6 +93,21 @@ spec:
   {{- with $root.Values.imagePullSecrets }}
   imagePullSecrets: {{ toJson . }}
   {{- end }}
+  {{- with $pool.schedulerName }}
+  schedulerName: {{ . | quote }}
+  {{- end }}
+  {{- if $pool.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- with $pool.dnsConfig }}
+  dnsConfig:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- with $pool.priorityClassName }}
   priorityClassName: {{ . | quote }}
   {{- end }}
@@ -99,7 +122,7 @@ spec:
   tolerations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $pool.affinity }}
+  {{- with include "millstream.affinity" . | fromYaml }}
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -107,7 +130,9 @@ spec:
   topologySpreadConstraints:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- with $parts.init }}
+  {{- $sidecars := list }}
+  {{- range $pool.sidecars }}{{ $sidecars = append $sidecars (merge (dict "restartPolicy" "Always") .) }}{{ end }}
+  {{- with concat $sidecars $pool.initContainers $parts.init }}
   initContainers:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -120,6 +145,13 @@ spec:
       emptyDir: {}
     - name: home
       emptyDir: {}
+    {{- if $pool.cache.claim }}
+    - name: cache
+      persistentVolumeClaim: {claimName: {{ $pool.cache.claim | quote }}}
+    {{- else if $pool.cache.hostPath }}
+    - name: cache
+      hostPath: {path: {{ $pool.cache.hostPath | quote }}, type: Directory}
+    {{- end }}
     {{- if $pool.shm.size }}
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $pool.shm.size }}}
@@ -128,23 +160,40 @@ spec:
     - name: {{ $name }}
       secret: {{ merge (dict "defaultMode" 0440) $secret | toJson }}
     {{- end }}
-    {{- with $parts.volumes }}
+    {{- with concat $parts.volumes $pool.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
 
-{{/* How a pool's pods are spread over nodes and zones. */}}
+{{/* How a pool's pods are spread over nodes and zones. Of a group its leader, which the others follow. */}}
 {{- define "millstream.spread" -}}
 {{- $constraints := list -}}
-{{- $added := dict "labelSelector" (dict "matchLabels" (include "millstream.selector" . | fromYaml)) -}}
-{{- if le (int .pool.parallelism.nodes) 1 -}}
+{{- $labels := include "millstream.selector" . | fromYaml -}}
+{{- $added := dict "labelSelector" (dict "matchLabels" $labels) -}}
+{{- if gt (int .pool.parallelism.nodes) 1 -}}
+{{- $_ := set $labels "millstream.io/worker" "true" -}}
+{{- else -}}
 {{- /* Pods of before an upgrade don't count. */ -}}
 {{- $_ := set $added "matchLabelKeys" (list "pod-template-hash") -}}
 {{- end -}}
-{{- range .pool.topologySpread -}}
+{{- range ternary list .pool.topologySpread (hasKey . "follower") -}}
 {{- $constraints = append $constraints (merge (deepCopy .) $added) -}}
 {{- end -}}
 {{- $constraints | toYaml -}}
+{{- end -}}
+
+{{/* A pool's affinity; the pods of a group also prefer to be near each other. */}}
+{{- define "millstream.affinity" -}}
+{{- $affinity := deepCopy .pool.affinity -}}
+{{- $key := .pool.groups.topologyKey -}}
+{{- if and $key (gt (int .pool.parallelism.nodes) 1) (semverCompare ">=1.31.0-0" .root.Capabilities.KubeVersion.Version) -}}
+{{- $selector := dict "matchLabels" (include "millstream.selector" . | fromYaml) -}}
+{{- $term := dict "topologyKey" $key "labelSelector" $selector "matchLabelKeys" (list "leaderworkerset.sigs.k8s.io/group-key") -}}
+{{- $pods := $affinity.podAffinity | default dict -}}
+{{- $preferred := append ($pods.preferredDuringSchedulingIgnoredDuringExecution | default list) (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- $_ := set $affinity "podAffinity" (set $pods "preferredDuringSchedulingIgnoredDuringExecution" $preferred) -}}
+{{- end -}}
+{{- $affinity | toYaml -}}
 {{- end -}}
 
 {{- define "millstream.serviceAccount" -}}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.adapter import not_started
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
@@ -109,8 +110,7 @@ class EngineThread:
             raise
         except Exception as error:  # SGLang may raise anything
             _clear_away()
-            message = "SGLang could not be started; the worker's log has the cause."
-            raise EngineFailedError(message) from error
+            raise not_started("SGLang") from error
         finally:
             asyncio.set_event_loop(None)
 

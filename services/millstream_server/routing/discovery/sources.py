@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.settings.declare import is_host_port, is_port
 from millstream_server.runtime.telemetry.log import Log, get_log
-from millstream_server.runtime.telemetry.metrics import DISCOVERY_FAILURES
+from millstream_server.runtime.telemetry.metrics import DISCOVERY_FAILURES, DISCOVERY_SOURCE_FAILING
 
 log = get_log(__name__)
 
@@ -71,21 +71,28 @@ async def follow(discovery: Discovery, take: Callable[[Addresses], None]) -> Non
 
 
 class Failures:
-    """Warns of a source that can't be read, once per cause."""
+    """Warns of a source that can't be read, once per cause, and says when it can again."""
 
     def __init__(self, log: Log, event: str, **fields: Any) -> None:
         self._log = log
         self._event = event
         self._fields = fields
         self._reason = ""
+        # Of what an operator wrote in --workers.
+        source = str(next(iter(fields.values()), "file"))
+        self._failing = DISCOVERY_SOURCE_FAILING.labels(source)
 
     def failed(self, reason: object) -> None:
         """Warn, unless the last failure had the same reason."""
+        self._failing.set(1)
         if str(reason) != self._reason:
             self._reason = str(reason)
             self._log.warning(self._event, **self._fields, reason=self._reason)
 
     def over(self) -> None:
+        self._failing.set(0)
+        if self._reason:
+            self._log.info("workers are found again", **self._fields, after=self._reason)
         self._reason = ""
 
 

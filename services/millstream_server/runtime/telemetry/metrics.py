@@ -201,6 +201,11 @@ WORKERS_LOST = counter(
 DISCOVERY_FAILURES = counter(
     "millstream_discovery_failures", "Times that discovery broke by a bug and was started again"
 )
+DISCOVERY_SOURCE_FAILING = gauge(
+    "millstream_discovery_source_failing",
+    "1 while a source of workers' addresses can't be read; the last addresses stay in use",
+    ["source"],
+)
 STREAM_REQUESTS_OPEN = gauge(
     "millstream_worker_stream_open_requests", "Requests open on worker streams", ["role"]
 )

@@ -128,7 +128,7 @@ class Container:
         for mount in self.spec["volumeMounts"]:
             path = Path(f"{self.folder}{mount['mountPath']}")
             files = self.objects.files(volumes[mount["name"]])
-            if "subPath" in mount:
+            if mount.get("subPath") in files:
                 path, files = path.parent, {path.name: files[mount["subPath"]]}
             path.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():

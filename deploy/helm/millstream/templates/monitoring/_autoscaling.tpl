@@ -54,6 +54,25 @@ values; of the Processor: one that isn't the chart's own 2. Takes (dict "root" $
 {{- end -}}
 {{- end -}}
 
+{{/*
+The replicas of a pool's workload. A scaler's number is what it is in the cluster: a manifest without it would set 1 when scaling
+is switched on. Empty where there is no cluster to look at (`helm template`). Takes (dict "root" $ "pool" $pool).
+*/}}
+{{- define "millstream.replicas" -}}
+{{- if eq .pool.autoscaling.kind "none" -}}
+{{- int .pool.replicas -}}
+{{- else -}}
+{{- $target := include "millstream.scaleTarget" .pool | fromYaml -}}
+{{- with lookup $target.apiVersion $target.kind .root.Release.Namespace "" -}}
+{{- $replicas := int $.pool.autoscaling.minReplicas -}}
+{{- range .items -}}
+{{- if eq .metadata.name $target.name -}}{{- $replicas = int .spec.replicas -}}{{- end -}}
+{{- end -}}
+{{- $replicas -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What is scaled. Takes a pool. */}}
 {{- define "millstream.scaleTarget" -}}
 {{- $wide := gt (int .parallelism.nodes) 1 -}}

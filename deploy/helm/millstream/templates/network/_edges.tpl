@@ -4,8 +4,8 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 
   - the Processor to workers, the pod of `helm test` to the Processor;
   - prefill and decode workers of a model, both ways: the decode worker asks the prefill worker's
-    bootstrap server, each tells the other's ZMQ socket how far it is, NIXL connects from the side
-    that writes;
+    bootstrap server (vLLM: the side channel of NIXL), each tells the other's ZMQ socket how far it
+    is, NIXL connects from the side that writes;
   - workers that run prompts to encode workers, for tickets and embeddings; NIXL may answer with a
     connection of its own;
   - the pods of an engine that spans nodes.
@@ -31,6 +31,9 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 {{- end -}}
 {{- $roles := index $models $pool.model | default dict -}}
 {{- $part := eq $mode "aggregated" | ternary "aggregated" $pool.role -}}
+{{- if eq $pool.role "prefill" -}}
+{{- $_ := set $roles "bootstrapPorts" (max (default 1 $roles.bootstrapPorts) (include "millstream.bootstrapPorts" (dict "root" $root "pool" $pool) | int)) -}}
+{{- end -}}
 {{- $_ := set $models $pool.model (set $roles $part true) -}}
 {{- if gt (int $pool.parallelism.nodes) 1 }}
 {{- $group := dict "components" (list $pool.role) "labels" (dict "millstream.io/pool" $pool.name) }}
@@ -44,7 +47,7 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 {{- $decode := dict "components" (list "decode") "labels" $of -}}
 {{- $encode := dict "components" (list "encode") "labels" $of -}}
 {{- if and $roles.prefill $roles.decode }}
-- {{ dict "name" (printf "kv-%s" $model) "from" $decode "to" $prefill "ports" (list "bootstrap" "engine") | toJson }}
+- {{ dict "name" (printf "kv-%s" $model) "from" $decode "to" $prefill "ports" (list "bootstrap" "engine") "bootstrapPorts" $roles.bootstrapPorts | toJson }}
 - {{ dict "name" (printf "kv-%s-back" $model) "from" $prefill "to" $decode "ports" (list "engine") | toJson }}
 {{- end -}}
 {{- range $part, $from := dict "prefill" $prefill "aggregated" $decode -}}

@@ -27,24 +27,24 @@ spec:
 {{- end -}}
 
 {{/*
-Ports by the name of what listens there. `bootstrap`: SGLang's server at prefill workers. `engine`: where
+Ports by the name of what listens there. `bootstrap`: where prefill workers wait for decode workers. `engine`: where
 engines listen for each other. SGLang's ZMQ sockets take random ports from 49152 on; NIXL (UCX) and Mooncake take what
 the kernel gives, from 32768 on; so it is all of these but the gRPC port, which is always taken.
 RDMA itself passes no NetworkPolicy; the TCP connections that set it up do. `all`: the processes of one
-engine on several nodes, whose torch.distributed, NCCL and Gloo take any.
+engine on several nodes, whose torch.distributed, NCCL and Gloo take any. Takes an edge.
 */}}
 {{- define "millstream.ports" -}}
-{{- if has "grpc" . }}
+{{- if has "grpc" .ports }}
 - {protocol: TCP, port: 50051}
 {{- end }}
-{{- if has "bootstrap" . }}
-- {protocol: TCP, port: 8998}
+{{- if has "bootstrap" .ports }}
+- {protocol: TCP, port: 8998{{ if gt (int .bootstrapPorts) 1 }}, endPort: {{ add 8997 .bootstrapPorts }}{{ end }}}
 {{- end }}
-{{- if has "engine" . }}
+{{- if has "engine" .ports }}
 - {protocol: TCP, port: 32768, endPort: 50050}
 - {protocol: TCP, port: 50052, endPort: 65535}
 {{- end }}
-{{- if has "all" . }}
+{{- if has "all" .ports }}
 - {protocol: TCP, port: 1, endPort: 65535}
 {{- end }}
 {{- end -}}

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from millstream_server.engines.adapter import not_started
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.diffusion import child
 from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
@@ -205,8 +206,7 @@ class Scheduler:
         except Exception as error:  # SGLang may raise anything
             self._kill_here()
             log.warning("SGLang could not be started", error=error)
-            message = "SGLang could not be started; the worker's log has the cause."
-            raise EngineFailedError(message) from error
+            raise not_started("SGLang") from error
 
     def _start_processes(self, channel: Channel) -> None:
         first = self.generator is None
