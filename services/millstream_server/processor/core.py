@@ -253,7 +253,7 @@ def _routed(turn: Turn, session: tuple[str, ...]) -> RoutingRequest:
 
 def _log(turn: Turn) -> None:
     """Write a turn's line, without its text."""
-    usage, request = turn.usage(), turn.request
+    usage, request = turn.used, turn.request
     # Who only starts and cancels gets no line each.
     write = log.info if usage.completion_tokens or turn.complete else log.caused
     seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}

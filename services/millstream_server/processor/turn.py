@@ -5,7 +5,7 @@ What its choices make of the workers' tokens leaves by its `TurnOutput`.
 
 from __future__ import annotations
 
-import secrets
+import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class Turn:
 
     __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_plan", "choices",
                  "error", "media", "options", "outcome", "output", "parts", "request", "seed",
-                 "telemetry", "text_model", "workers")  # fmt: skip
+                 "telemetry", "text_model", "used", "workers")  # fmt: skip
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Turn:
         self._cancelled = False
         self.outcome = ""
         """Set by `close`: finish reasons, a failure's reason, or ABANDONED (the client is gone)."""
+        self.used: Usage
+        """Set by `close`: the final token counts."""
         self._admission = admission
         self._plan: Plan | None = None
         self._closed = False
@@ -120,10 +122,10 @@ class Turn:
             if len(plan.legs) == 1:
                 self._start_leg(choice, first, choice, {})
                 continue
-            choice.prompt = Leg(self)
+            choice.prompt_leg = Leg(self)
             ticket = _mint(first, transfer, self.parts.ticket_key)
             choice.wants_prompt_logprobs = logprobs is not None and logprobs.prompt
-            self._start_leg(choice.prompt, first, choice, {"ticket": ticket})
+            self._start_leg(choice.prompt_leg, first, choice, {"ticket": ticket})
             choice.ticket = ticket
             if transfer is None or not transfer.prefill_first:
                 self._start_answer(choice)
@@ -178,7 +180,11 @@ class Turn:
 
     def leg_ended(self, leg: Leg) -> None:
         """Handle a leg's end or failure; release the admission when the last leg has ended."""
-        choice = next(c for c in self.choices if leg is c or leg is c.prompt)
+        choice = (
+            leg
+            if isinstance(leg, Choice)
+            else next(choice for choice in self.choices if choice.prompt_leg is leg)
+        )
         if leg.result and leg.result.prompt_logprobs:
             self.output.count(logprob_bytes(leg.result.prompt_logprobs))
         if self.media:
@@ -229,8 +235,9 @@ class Turn:
         reasons = [c.finish_reason for c in self.choices if c.finish_reason]
         error = self.error.reason if self.error else "" if complete else ABANDONED
         self.outcome = error or "+".join(sorted({reason.name for reason in reasons}))
+        self.used = self.usage()
         try:
-            self.telemetry.ended(self.usage(), reasons, error, self.options.n)
+            self.telemetry.ended(self.used, reasons, error, self.options.n)
         finally:  # always: cancel at the workers and release the admission
             if not complete:
                 self.cancel()
@@ -241,11 +248,12 @@ class Turn:
 
     def usage(self) -> Usage:
         """Return the token counts so far."""
+        prompt, choices = self.request.prompt, self.choices
         return Usage(
-            prompt_tokens=len(self.request.prompt),
-            completion_tokens=sum(len(choice.token_ids) for choice in self.choices),
-            cached_tokens=self.choices[0].cached_tokens,
-            media_tokens=self.request.prompt.media_tokens,
+            len(prompt.token_ids),
+            sum([len(choice.token_ids) for choice in choices]),
+            choices[0].cached_tokens,
+            prompt.media_tokens,
         )
 
 
@@ -259,7 +267,7 @@ def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     if sampling.seed is not None or sampling.temperature == 0:
         return sampling.seed
     if any(_takes_seed(leg.place) for leg in plan.legs):
-        return secrets.randbits(_SEED_BITS)
+        return random.getrandbits(_SEED_BITS)  # no secret: the log has it
     return None
 
 
