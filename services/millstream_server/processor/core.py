@@ -174,7 +174,7 @@ class ProcessorCore:
             ServingError: a worker that it needs isn't connected, the queue is full, or the
             caller's deadline passed while it waited.
         """
-        asked.telemetry.request_known(request, options.n)
+        asked.telemetry.request_known(request, options.n, own_seed="seed" in options.sampling)
         self.front.router.require(request.model)
         admission = asked.enter(
             options.n, most_tokens(request, options.n), request.priority, request.time_left_s

@@ -200,8 +200,8 @@ class TurnTelemetry:
             if request_id:
                 self._span.set_attribute("gen_ai.response.id", request_id)
 
-    def request_known(self, request: GenerationRequest, n: int) -> None:
-        """Record the turn's request."""
+    def request_known(self, request: GenerationRequest, n: int, *, own_seed: bool = True) -> None:
+        """Record the turn's request; ``own_seed``: its seed, if any, is the client's."""
         span = self._span
         if span is None or not span.is_recording():
             return
@@ -212,7 +212,7 @@ class TurnTelemetry:
             "gen_ai.request.max_tokens": sampling.max_new_tokens,
         }
         for knob, value in given_knobs(sampling):
-            if knob.attribute:
+            if knob.attribute and (own_seed or knob.name != "seed"):
                 attributes[knob.attribute] = value
         if n != 1:
             attributes["gen_ai.request.choice.count"] = n

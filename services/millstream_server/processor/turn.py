@@ -5,7 +5,6 @@ What its choices make of the workers' tokens leaves by its `TurnOutput`.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, logprob_bytes
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.sampling import MAX_SEED, Ability
+from millstream_server.generation.sampling import MAX_SEED, Ability, new_seed
 from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from millstream_server.routing.plan import Plan, PlannedLeg
     from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
-
-_SEED_BITS = MAX_SEED.bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +113,7 @@ class Turn:
         self._plan = plan if len(plan.legs) > 1 else None
         self.workers = plan.places
         if self.seed is None:
-            self.seed = _first_seed(self.request, plan)
+            self.seed = first_seed(self.request, plan)
         first, logprobs, transfer = plan.legs[0], self.request.logprobs, plan.transfer
         for choice in self.choices:
             if len(plan.legs) == 1:
@@ -257,7 +254,7 @@ class Turn:
         )
 
 
-def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
+def first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     """Return choice 0's seed: the client's or, if a worker of the plan takes one, a random one.
 
     An engine that takes seeds may use the same one for all requests without (SGLang uses 42), which
@@ -267,7 +264,7 @@ def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     if sampling.seed is not None or sampling.temperature == 0:
         return sampling.seed
     if any(_takes_seed(leg.place) for leg in plan.legs):
-        return random.getrandbits(_SEED_BITS)  # no secret: the log has it
+        return new_seed()
     return None
 
 
