@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -118,11 +118,11 @@ def held_bytes(message: Message) -> int:
     of requests in slots count until the request ends, since a stream may outlive many: in
     `Front.hold` or, token ids, in the `AdmissionQueue`.
     """
-    if isinstance(message, _IN_SLOTS):
-        return 0
-    if isinstance(message, processor_pb2.ChatRequest) and message.HasField("media_chunk"):
-        return 0
-    return message.ByteSize()
+    if isinstance(message, processor_pb2.ChatRequest):
+        uncounted = message.HasField("media_chunk")
+    else:
+        uncounted = isinstance(message, _IN_SLOTS)
+    return 0 if uncounted else message.ByteSize()
 
 
 def _user_turn(message: processor_pb2.UserTurn, conversation: Conversation) -> UserTurn:
@@ -287,8 +287,8 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 
 
 def new_request_id() -> str:
-    """Make an id for a request whose client sent none."""
-    return f"req-{os.urandom(8).hex()}"
+    """Make an id for a request whose client sent none; no secret."""
+    return f"req-{random.getrandbits(64):016x}"
 
 
 # ---- the served models ---------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Messages(TurnOutput):
             return None
         made = self._of(deltas, turn, complete=complete)
         if isinstance(made, tuple):  # nearly always
-            if turn.error or any(choice.has_more for choice in self._choices):
+            if turn.error or (not complete and any(c.has_more for c in self._choices)):
                 self.send_now()
             return made[0]
         self._parts_left = made
