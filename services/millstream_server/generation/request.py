@@ -36,7 +36,6 @@ class Prompt:
 
     @property
     def media_tokens(self) -> int:
-        """Placeholder tokens of all media."""
         return sum(item.tokens for item in self.media) if self.media else 0
 
 
@@ -91,5 +90,4 @@ class GenerationRequest:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The prompt's token ids."""
         return self.prompt.token_ids

@@ -47,7 +47,6 @@ class VectorStream(EntryStream[EmbedRequest, Vectors, EmbedFinished]):
     """
 
     def __init__(self, connection: Connection, unread: UnreadOutput) -> None:
-        """Prepare; `run` opens the stream. ``unread`` bounds the vectors that gather."""
         super().__init__(connection, _EMBED, unread)
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False

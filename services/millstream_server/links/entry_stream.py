@@ -142,19 +142,16 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
         self._unread.add(self, nbytes)
 
     def overflowed(self) -> None:
-        """Fail: see `UnreadOutput`."""
         self._drop()
         self._stream.cancel(self)
         self._error = self._error or overflow()
         self._wake.set()
 
     def finish(self, end: EndT) -> None:
-        """Take the good end."""
         self._end = end
         self._over()
 
     def fail(self, error: ServingError) -> None:
-        """Take the failure."""
         self._error = self._error or error
         self._over()
 
@@ -164,7 +161,6 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
         self._unread.remove(self, taken)
 
     def _drop(self) -> None:
-        """Drop the entries that were not taken."""
         self._unread.remove(self, sum(nbytes for _, _, nbytes in self._entries))
         self._entries.clear()
 
@@ -184,7 +180,6 @@ class EntryStream(SlotStream[SlotCall[EntryT, EndT]], Generic[RequestT, EntryT, 
         content: EntryRpc[RequestT, EntryT, EndT],
         unread: UnreadOutput,
     ) -> None:
-        """Prepare; `run` opens the stream. ``unread`` bounds what gathers."""
         super().__init__(connection, content.rpc, RequestCounts(connection.description.role.value))
         self._content = content
         self._unread = unread

@@ -63,7 +63,6 @@ class Fleet:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Start connecting."""
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:

@@ -282,7 +282,6 @@ class WorkerStatus:
 
     @property
     def retired(self) -> bool:
-        """Whether discovery no longer names the worker."""
         return WorkerCondition.RETIRED in self.conditions
 
     def connected(self, description: WorkerDescription) -> None:
@@ -333,7 +332,6 @@ class WorkerStatus:
         self._update()
 
     def set(self, condition: WorkerCondition) -> None:
-        """Record that a condition holds."""
         if condition not in self.conditions:
             self.conditions.add(condition)
             write = log.warning if condition is WorkerCondition.SILENT else log.info
@@ -341,7 +339,6 @@ class WorkerStatus:
             self._update()
 
     def clear(self, condition: WorkerCondition) -> None:
-        """Record that a condition no longer holds."""
         if condition in self.conditions:
             self.conditions.remove(condition)
             log.info(

@@ -107,7 +107,6 @@ class Admission:
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue."""
         return self.state is State.WAITING
 
     @property
@@ -184,7 +183,6 @@ class AdmissionQueue:
 
     @property
     def queued(self) -> int:
-        """Requests that wait."""
         return self.waiting.count
 
     @property

@@ -122,7 +122,6 @@ class Leg:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, successfully or not."""
         return self.result is not None or self.error is not None
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
@@ -136,7 +135,6 @@ class Leg:
         self.span.finished(finish)
 
     def fail(self, error: ServingError) -> None:
-        """Keep the worker's failure."""
         self.error = error
         self._ended()
         self.span.failed(error)
@@ -235,7 +233,6 @@ class Choice(Leg):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a token has come."""
         return bool(self.unsent or self.token_ids)
 
     @property
@@ -264,11 +261,9 @@ class Choice(Leg):
 
     @property
     def text(self) -> str:
-        """All text of its deltas."""
         return "".join(self._texts)
 
     def cancel(self) -> None:
-        """Ask the workers to stop."""
         super().cancel()
         if self.prompt_leg is not None:
             self.prompt_leg.cancel()
@@ -282,7 +277,6 @@ class Choice(Leg):
         )
 
     def drop(self) -> None:
-        """Drop what is in no delta."""
         self.unsent, self._logprobs = [], None
         prompt = self.prompt
         if prompt.result is not None and prompt.result.prompt_logprobs:
@@ -357,7 +351,6 @@ class Choice(Leg):
         return "".join(parts), len(ids)
 
     def _rest(self) -> str:
-        """Return the text that was held back: the generation has ended."""
         rest = self._detokenizer.flush()
         if self._matcher is None:
             return rest

@@ -135,7 +135,6 @@ class Conversation:
 
     @property
     def options(self) -> Options:
-        """The current options."""
         if self._options is None:
             raise ValueError("no turn was taken yet")
         return self._options

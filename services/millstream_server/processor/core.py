@@ -48,7 +48,6 @@ class ProcessorCore:
     def __init__(
         self, front: Front, prompts: Prompts, parts: TurnParts, media: ProcessorMedia
     ) -> None:
-        """Serve chats and completions on the workers of ``parts``."""
         self.front = front
         self.prompts = prompts
         self.media = media

@@ -108,7 +108,6 @@ class Front:
         self.work.begin(on_drain)
 
     def end_call(self, on_drain: Callable[[], None] | None = None) -> None:
-        """Count it as open no more."""
         self.work.end(on_drain)
 
     @contextlib.contextmanager
@@ -185,7 +184,6 @@ class FrontRequest:
         self._over = False
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
@@ -350,7 +348,6 @@ class Fit:
         self._errors: dict[EngineInfo, InvalidRequestError | None] = {}
 
     def __call__(self, engine: EngineInfo) -> bool:
-        """Return whether an engine can take the request."""
         return self._error(engine) is None
 
     def require(self, engines: Iterable[EngineInfo]) -> None:

@@ -80,7 +80,6 @@ class Models:
 
     @property
     def names(self) -> Sequence[str]:
-        """The models' names."""
         return sorted(self._texts)
 
     def name_of(self, name: str, task: Task, field: str = "model") -> str:
@@ -198,7 +197,6 @@ class Models:
         return ServedModel(name, text, engine, defaults, self._modalities(name), seeded)
 
     def status(self) -> list[ModelStatus]:
-        """Describe every model."""
         return [
             ModelStatus(
                 name,
@@ -219,7 +217,6 @@ class Models:
         return self._router.of(name).modalities & family.modalities if family else frozenset()
 
     def ready(self) -> bool:
-        """Return whether every model has a worker of every role it needs."""
         return all(self._router.ready(name) for name in self._texts)
 
 

@@ -102,7 +102,6 @@ class Messages(TurnOutput):
         self._uses_left = 0
 
     def close(self) -> None:
-        """See `TurnOutput.close`."""
         self._parts_left = None  # it knows this object
         super().close()
 

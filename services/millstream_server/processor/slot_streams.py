@@ -119,7 +119,6 @@ class _ClientMessages(Generic[MessageT]):
     """
 
     def __init__(self, messages: AsyncIterator[MessageT], work: OpenWork) -> None:
-        """Read ``messages`` until ``work`` leaves."""
         self._messages = messages
         self._work = work
         self._until_s: float | None = None
@@ -138,7 +137,6 @@ class _ClientMessages(Generic[MessageT]):
             )
 
     async def read(self) -> AsyncIterator[MessageT]:
-        """Yield the messages."""
         with self._told():
             while (message := await self._next()) is not None:
                 yield message

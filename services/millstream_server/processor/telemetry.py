@@ -87,25 +87,20 @@ class TracedRequest(RequestSpan):
     __slots__ = ("_span",)
 
     def __init__(self, span: Span) -> None:
-        """Own ``span``, which has started."""
         self._span: Span | None = span
 
     def carry(self, request: TraceContext) -> TraceContext:
-        """See `RequestSpan.carry`; the next hop becomes a child of this span."""
         return Tracing.carry(self._span, request.baggage) if self._span else request
 
     def finished(self, finish: Finish) -> None:
-        """See `RequestSpan.finished`."""
         self.succeeded()
 
     def succeeded(self) -> None:
-        """See `RequestSpan.succeeded`."""
         span, self._span = self._span, None
         if span is not None:
             span.end()
 
     def failed(self, error: BaseException) -> None:
-        """End the span with the failure's reason."""
         span, self._span = self._span, None
         if span is not None:
             fail(span, reason_of(error), error)
@@ -116,7 +111,6 @@ class FrontTelemetry:
     """Makes the telemetry of a Processor's requests; one per process."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
-        """Record metrics and, with ``tracing``, spans."""
         self.tracing = tracing
         self._models: dict[tuple[Task, str, str], _ModelMetrics] = {}
 
@@ -174,7 +168,6 @@ class TurnTelemetry:
                  "_over", "_owner", "_sent", "_span", "_task", "trace", "trace_id")  # fmt: skip
 
     def __init__(self, owner: FrontTelemetry, task: Task, trace: TraceContext, number: int) -> None:
-        """Begin now."""
         self._owner = owner
         self._task = task
         self.trace = trace
@@ -241,7 +234,6 @@ class TurnTelemetry:
         return span
 
     def leg(self, role: Role, address: str) -> RequestSpan:
-        """Start the span of one leg."""
         self._sent = True
         span = self.at_worker(_LEGS[role], address)
         return _HandOff(span, self._measured) if role is Role.PREFILL else span
@@ -256,7 +248,6 @@ class TurnTelemetry:
         )
 
     def first_token(self) -> None:
-        """Record the time of the first token."""
         self._first_token_at = time.perf_counter()
         seconds = self._first_token_at - self._arrived
         self._measured.first_token.observe(seconds)

@@ -128,7 +128,6 @@ class Turn:
                 self._start_answer(choice)
 
     def _start_answer(self, choice: Choice) -> None:
-        """Start the second leg of a hand-off."""
         ticket, choice.ticket = choice.ticket, None
         changes: dict[str, Any] = {"ticket": ticket}
         if choice.wants_prompt_logprobs and self.request.logprobs:  # only the first leg has them
@@ -221,7 +220,6 @@ class Turn:
 
     @property
     def complete(self) -> bool:
-        """Whether the last delta of every choice has been made."""
         return None not in [choice.finish_reason for choice in self.choices]
 
     def close(self) -> None:

@@ -57,7 +57,6 @@ class Waiting:
     """The requests of one queue that wait, by priority, then by arrival."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
         """Highest priority first."""
         self.count = 0
@@ -65,12 +64,10 @@ class Waiting:
         """How often in a row a later request has run before an earlier one."""
 
     def add(self, admission: Admission) -> None:
-        """Add one at the end of its lane."""
         self.lanes[admission.priority].add(admission)
         self.count += 1
 
     def remove(self, admission: Admission) -> None:
-        """Remove one, wherever it is."""
         self.lanes[admission.priority].remove(admission)
         self.count -= 1
 
@@ -81,7 +78,6 @@ class Waiting:
 
     @property
     def units(self) -> int:
-        """Units of capacity that they wait for."""
         return sum(lane.units for lane in self.lanes.values())
 
     def widths(self, priority: Priority) -> list[Counter[int]]:
@@ -89,7 +85,6 @@ class Waiting:
         return [lane.widths for p, lane in self.lanes.items() if p >= priority]
 
     def next(self) -> Admission | None:
-        """Return the one that runs next."""
         heads = self._heads()
         if not heads:
             return None
@@ -131,7 +126,6 @@ class HeldTime:
     """Running requests, and the mean time that a unit was held. Times are on the queue's clock."""
 
     def __init__(self) -> None:
-        """Start without data."""
         self._running: Counter[int] = Counter()
         """Number of running requests by their width in units."""
         self._running_units = 0
@@ -203,7 +197,6 @@ class Positions:
         self._changed()
 
     def forget(self, admission: Admission) -> None:
-        """Tell no more."""
         self._waiting.pop(admission, None)
         self._told.pop(admission, None)
         if not self._waiting:

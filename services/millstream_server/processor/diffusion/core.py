@@ -57,7 +57,6 @@ class DiffusionCore:
     """Forwards requests for images and videos; one per process."""
 
     def __init__(self, front: Front, workers: Workers) -> None:
-        """Run requests on ``workers``."""
         self._front = front
         self._workers = workers
 
@@ -152,7 +151,6 @@ class PromisedFiles:
     """The files of one request."""
 
     def __init__(self, outputs: int, pixels: int, worker: str, *, to_url: bool) -> None:
-        """Expect so many files of so many pixels each, as bytes or ``to_url``."""
         self._outputs = outputs
         self._most_bytes = _PIXEL_BYTES * pixels + _EXTRA_BYTES
         self._worker = worker

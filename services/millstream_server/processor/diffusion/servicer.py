@@ -26,7 +26,6 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves DiffusionService."""
 
     def __init__(self, front: Front, core: DiffusionCore, text: TextForwarder) -> None:
-        """Serve with ``core``, and ``text`` for GenerateText; ``front`` knows of drains."""
         self._front = front
         self._images = Served(image_from_proto, core.run, image_response)
         self._videos = Served(video_from_proto, core.run, video_response)
@@ -35,7 +34,6 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
-        """Generate one stream's texts of token ids; see generation.proto for the rules."""
         texts = CountedTexts(self._text, self._text.unread, call.caller_key, call.fail)
         session = WorkerSession(texts, diffusion_pb2.GenerateTextResponse)
         with contextlib.closing(texts):
@@ -47,11 +45,9 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
-        """Make one stream's images; see diffusion.proto for the rules."""
         return serve(self._front, self._images, request_iterator, call)
 
     def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateVideoResponse]:
-        """Make one stream's videos; see diffusion.proto for the rules."""
         return serve(self._front, self._videos, request_iterator, call)

@@ -77,7 +77,6 @@ class VectorsCore:
     """Forwards batches of texts, and queries with documents; one per process."""
 
     def __init__(self, front: Front, prompts: Prompts, workers: Workers) -> None:
-        """Run requests on ``workers``, tokenize in the threads of ``prompts``."""
         self._front = front
         self._threads = prompts.threads
         self._workers = workers
@@ -262,7 +261,6 @@ class PromisedVectors:
     """The vectors of one batch: each input's once, of the right size."""
 
     def __init__(self, inputs: int, dimensions: int, worker: str) -> None:
-        """Expect so many vectors of so many numbers."""
         self._missing = set(range(inputs))
         self._dimensions = dimensions
         self._worker = worker

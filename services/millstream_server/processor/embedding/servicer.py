@@ -27,7 +27,6 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     """Serves EmbeddingService."""
 
     def __init__(self, front: Front, core: VectorsCore) -> None:
-        """Serve with ``core``; ``front`` knows whether the process drains."""
         self._front = front
         self._core = core
         self._batches = Served(embed_from_proto, core.embed, embed_response)
@@ -35,13 +34,11 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
     ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
-        """Embed one stream's batches; see embedding.proto for the rules."""
         return serve(self._front, self._batches, request_iterator, call)
 
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Call
     ) -> embedding_pb2.RerankResponse:
-        """Rank documents."""
         left_s = call.time_left_s
         deadline_s = None if left_s is None else time.monotonic() + left_s
         with self._front.call():
