@@ -96,18 +96,18 @@ class CollectingSink:
         self._changed.set()
 
     def finish(self, finish: Finish) -> None:
-        if self._result.done():
-            message = "the engine reported two terminal results for one request"
-            raise RuntimeError(message)
+        self._check_open()
         self._result.set_result(finish)
         self._changed.set()
 
     def fail(self, error: ServingError) -> None:
-        if self._result.done():
-            message = "the engine reported two terminal results for one request"
-            raise RuntimeError(message)
+        self._check_open()
         self._result.set_exception(error)
         self._changed.set()
+
+    def _check_open(self) -> None:
+        if self._result.done():
+            raise RuntimeError("the engine reported two terminal results for one request")
 
     async def result(self) -> Finish:
         """Wait for the end.

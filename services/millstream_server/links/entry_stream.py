@@ -47,18 +47,16 @@ def _file_bytes(entry: Progress | Chunk) -> int:
 
 
 DIFFUSION: dict[Kind, EntryRpc[DiffusionRequest, Progress | Chunk, Finished]] = {
-    Kind.IMAGE: EntryRpc(
-        rpc_of(diffusion_pb2.DESCRIPTOR, "DiffusionService/GenerateImage"),
-        diffusion.image_to_proto,
+    kind: EntryRpc(
+        rpc_of(diffusion_pb2.DESCRIPTOR, f"DiffusionService/{method}"),
+        to_proto,
         diffusion.content_from_proto,
         _file_bytes,
-    ),
-    Kind.VIDEO: EntryRpc(
-        rpc_of(diffusion_pb2.DESCRIPTOR, "DiffusionService/GenerateVideo"),
-        diffusion.video_to_proto,
-        diffusion.content_from_proto,
-        _file_bytes,
-    ),
+    )
+    for kind, method, to_proto in (
+        (Kind.IMAGE, "GenerateImage", diffusion.image_to_proto),
+        (Kind.VIDEO, "GenerateVideo", diffusion.video_to_proto),
+    )
 }
 
 

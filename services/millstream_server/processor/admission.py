@@ -179,7 +179,11 @@ class AdmissionQueue:
         self._arrivals = 0
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
-        self._metrics = _Metrics(name, self)
+        # Read at each scrape, which is cheaper than to set gauges at every request.
+        metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: self.running)
+        metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: self.waiting.count)
+        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: self.waiting.tokens)
+        self._waits = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
 
     @property
     def queued(self) -> int:
@@ -273,7 +277,7 @@ class AdmissionQueue:
             self.waiting.passed_by(admission)
         else:
             self.waiting.overtaken = 0
-        self._metrics.waited(admission.priority, now_s - admission.since_s)
+        self._waits[admission.priority].observe(now_s - admission.since_s)
         admission.change(State.RUNNING, now_s)
         self.running += admission.units
         self._held.begin(admission.units, now_s)
@@ -352,17 +356,3 @@ class AdmissionQueue:
         """
         whole_s = self.expected_wait_s(priority=Priority.LOW)
         return jittered(_UNKNOWN_DELAY_S if whole_s is None else whole_s / 2)
-
-
-class _Metrics:
-    """One queue's metrics."""
-
-    def __init__(self, name: str, queue: AdmissionQueue) -> None:
-        # Read at each scrape, which is cheaper than to set gauges at every request.
-        metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: queue.running)
-        metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: queue.queued)
-        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.waiting.tokens)
-        self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
-
-    def waited(self, priority: Priority, seconds: float) -> None:
-        self._wait[priority].observe(seconds)

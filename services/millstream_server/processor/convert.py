@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -15,7 +15,7 @@ from millstream.v1 import (
     media_pb2,
     processor_pb2,
 )
-from millstream_server.control.engine import EngineInfo, Task
+from millstream_server.control.engine import Task
 from millstream_server.diffusion.diffuser import DiffuserInfo
 from millstream_server.diffusion.wire import diffusion_model_to_proto
 from millstream_server.embedding.embedder import EmbedderInfo
@@ -294,21 +294,6 @@ def new_request_id() -> str:
 # ---- the served models ---------------------------------------------------------------------------
 
 
-def _write_diffuser(message: processor_pb2.ServedModel, info: DiffuserInfo) -> None:
-    message.diffusion.CopyFrom(diffusion_model_to_proto(info))
-
-
-def _write_embedder(message: processor_pb2.ServedModel, info: EmbedderInfo) -> None:
-    message.embedding.CopyFrom(embedding_model_to_proto(info))
-
-
-_WRITE_INFO: dict[type[EngineInfo], Callable[[processor_pb2.ServedModel, Any], None]] = {
-    DiffuserInfo: _write_diffuser,
-    EmbedderInfo: _write_embedder,
-}
-"""By ability: what ListModels says of a model that isn't for text."""
-
-
 def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
     """Convert a served model; of several workers for images or vectors, the first one's info."""
     message = processor_pb2.ServedModel(
@@ -326,7 +311,10 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         adapters=sorted(model.engine.adapter_names()) if model.engine else (),
     )
     for info in reversed(model.others):
-        _WRITE_INFO[type(info)](message, info)
+        if isinstance(info, DiffuserInfo):
+            message.diffusion.CopyFrom(diffusion_model_to_proto(info))
+        elif isinstance(info, EmbedderInfo):
+            message.embedding.CopyFrom(embedding_model_to_proto(info))
     return message
 
 

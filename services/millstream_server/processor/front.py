@@ -11,9 +11,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
+from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
@@ -43,19 +44,7 @@ _MAX_LOGGED_ID = 128
 """A longer one will be refused."""
 
 
-class Running(Protocol):
-    """A request on its way to a worker and back (`links.entry_stream.SlotCall`)."""
-
-    def cancel(self) -> None:
-        """Stop it, at any time, also after its end."""
-        ...
-
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the worker has ended it."""
-        ...
-
-
-RunningT = TypeVar("RunningT", bound=Running)
+CallT = TypeVar("CallT", bound=SlotCall[Any, Any])
 
 
 class Front:
@@ -180,7 +169,7 @@ class FrontRequest:
         self._deadline_s = deadline_s
         self._held_bytes = 0
         self._span: RequestSpan = NO_SPAN
-        self._running: Running | None = None
+        self._running: SlotCall[Any, Any] | None = None
         self._over = False
 
     def __enter__(self) -> Self:
@@ -292,7 +281,7 @@ class FrontRequest:
         self._span = self.telemetry.at_worker(self._task.name.lower(), address)
         return self._span.carry(self.telemetry.trace)
 
-    def follow(self, running: RunningT) -> RunningT:
+    def follow(self, running: CallT) -> CallT:
         """Cancel what runs for it if it fails; release its capacity when the worker has ended."""
         self._running = running
         running.when_ended(self._release)
