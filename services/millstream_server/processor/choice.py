@@ -132,7 +132,7 @@ class Leg:
         """Keep the worker's good end."""
         self.result = finish
         self._ended()
-        self.span.finished(finish)
+        self.span.ended(cancelled=finish.reason is FinishReason.CANCELLED)
 
     def fail(self, error: ServingError) -> None:
         self.error = error

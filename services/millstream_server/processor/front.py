@@ -18,7 +18,12 @@ from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
-from millstream_server.processor.telemetry import NO_SPAN, FrontTelemetry, RequestSpan
+from millstream_server.processor.telemetry import (
+    NO_SPAN,
+    FrontTelemetry,
+    RequestSpan,
+    TurnTelemetry,
+)
 from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
@@ -159,7 +164,7 @@ class FrontRequest:
         ``trace`` is its own or its RPC's, ``deadline_s`` on the clock of `time.monotonic`,
         ``number`` counts the turns of a conversation.
         """
-        self.telemetry = front.telemetry.open(task, trace, number)
+        self.telemetry = TurnTelemetry(front.telemetry, task, trace, number)
         self.model = ""
         """The model's name, when it is known."""
         self._front = front
@@ -304,7 +309,7 @@ class FrontRequest:
         self._release()
         self._front.held.give_back(self._held_bytes)
         if error is None:
-            self._span.succeeded()
+            self._span.ended()
             self.telemetry.succeeded(input_tokens)
         else:
             if self._running is not None:

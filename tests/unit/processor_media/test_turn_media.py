@@ -119,7 +119,7 @@ def file_of(part: MediaPart, _span: RequestSpan) -> MediaFile:
 
 
 def _telemetry() -> TurnTelemetry:
-    return FrontTelemetry().open(Task.CHAT)
+    return TurnTelemetry(FrontTelemetry(), Task.CHAT)
 
 
 def media_of(router: Router, workers: Workers) -> TurnMedia:

@@ -212,7 +212,7 @@ class _TextRequest:
         self._leave()
         self._sink.finish(finish)
         self._front.count(None)
-        self._span.finished(finish)
+        self._span.ended()
         usage = Usage(
             prompt_tokens=finish.prompt_tokens,
             completion_tokens=finish.completion_tokens,
