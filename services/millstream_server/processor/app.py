@@ -180,12 +180,7 @@ def _core(
     return ProcessorCore(
         front,
         Prompts(_text_limits(settings)),
-        TurnParts(
-            pacer=pacer,
-            workers=fleet,
-            ticket_key=key,
-            unread=fleet.unread,
-        ),
+        TurnParts(pacer=pacer, workers=fleet, ticket_key=key, unread=fleet.unread),
         _media(settings, router, fleet, key),
     )
 

@@ -216,10 +216,6 @@ class Conversation:
 
     # ---- to the client
 
-    def notice_due(self) -> bool:
-        """Return what `take_notice` would, and change nothing."""
-        return self._notice_due
-
     def take_notice(self) -> bool:
         """Return whether the client is to be told now that the server shuts down: once True."""
         if not self._notice_due:

@@ -83,8 +83,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
 
     async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
         core = self._core
-        core.front.begin_call()
-        try:
+        with core.front.call():
             completion = convert.completion_from_proto(request)
             messages = Messages(processor_pb2.CompleteResponse)
             turn = await core.complete(completion, _caller(call), call, messages)
@@ -92,8 +91,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 await call.send_from(messages)
             finally:
                 core.end(turn)
-        finally:
-            core.front.end_call()
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call

@@ -176,11 +176,7 @@ class Turn:
 
     def leg_ended(self, leg: Leg) -> None:
         """Handle a leg's end or failure; release the admission when the last leg has ended."""
-        choice = (
-            leg
-            if isinstance(leg, Choice)
-            else next(choice for choice in self.choices if choice.prompt_leg is leg)
-        )
+        choice = next(c for c in self.choices if leg is c or leg is c.prompt_leg)
         if leg.result and leg.result.prompt_logprobs:
             self.output.count(logprob_bytes(leg.result.prompt_logprobs))
         if self.media:
