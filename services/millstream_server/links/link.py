@@ -22,9 +22,8 @@ from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.links.channel import CallError, Channel, Rpc, rpc_of
-from millstream_server.links.embedding_stream import VectorStream
 from millstream_server.links.encode_stream import EncodeStream
-from millstream_server.links.entry_stream import DIFFUSION, EntryStream
+from millstream_server.links.entry_stream import DIFFUSION, EntryStream, VectorStream
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.kv_watch import KvWatch
 from millstream_server.links.slot_stream import Connection, SlotStream
