@@ -48,7 +48,7 @@ class LogprobOptions:
 
 
 def new_engine_id() -> str:
-    """Make a request id for an engine: 128 random bits in 32 hex digits; no secret."""
+    """Make a request id for an engine: 128 random bits in 32 hex digits; no client sees it."""
     return f"{random.getrandbits(128):032x}"
 
 

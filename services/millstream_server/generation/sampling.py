@@ -134,7 +134,7 @@ _read_common = operator.attrgetter(*(knob.name for knob in _COMMON))
 
 
 def new_seed() -> int:
-    """Draw a seed that a client didn't choose; no secret, since logs have it."""
+    """Draw a seed that a client didn't choose; only logs have it."""
     return random.getrandbits(MAX_SEED.bit_length())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -287,8 +287,11 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 
 
 def new_request_id() -> str:
-    """Make an id for a request whose client sent none; no secret."""
-    return f"req-{random.getrandbits(64):016x}"
+    """Make an id for a request whose client sent none.
+
+    From the system: of Python's own numbers clients could tell the next ones, seeds among them.
+    """
+    return f"req-{os.urandom(8).hex()}"
 
 
 # ---- the served models ---------------------------------------------------------------------------
