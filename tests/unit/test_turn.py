@@ -378,9 +378,9 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
         turn.close()
         client.output = None
         await _turns()
-        alive = weakref.ref(turn)
+        alive = weakref.ref(turn), weakref.ref(turn.choices[0].token_ids)
         del it, turn
-        assert alive() is None
+        assert [ref() for ref in alive] == [None, None]
     finally:
         gc.enable()
 
