@@ -29,7 +29,7 @@ from millstream_server.links.slot_stream import Connection, OpenRequest
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.output import Pacer, TurnOutput
 from millstream_server.processor.servicer import ProcessorServicer
-from millstream_server.processor.telemetry import FrontTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
@@ -119,7 +119,7 @@ class _Core:
             self._parts,
             call=call,
             output=output,
-            telemetry=self._telemetry.open(Task.COMPLETE),
+            telemetry=TurnTelemetry(self._telemetry, Task.COMPLETE),
             continuation=True,
         )
         turn.start(self._plan)

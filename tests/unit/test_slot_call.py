@@ -13,8 +13,7 @@ from millstream.v1 import embedding_pb2
 from millstream_server.control.engine import Role
 from millstream_server.diffusion.request import DiffusionRequest, Kind
 from millstream_server.embedding.request import RerankRequest
-from millstream_server.links.embedding_stream import VectorStream
-from millstream_server.links.entry_stream import DIFFUSION, EntryStream, SlotCall
+from millstream_server.links.entry_stream import DIFFUSION, EntryStream, SlotCall, VectorStream
 from millstream_server.links.slot_stream import Connection
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.routing.workers import WorkerView

@@ -208,7 +208,7 @@ def _started(
         replace(parts or _parts(), workers=workers),
         call=cast("Any", client),
         output=output,
-        telemetry=telemetry or FrontTelemetry().open(Task.CHAT),
+        telemetry=telemetry or TurnTelemetry(FrontTelemetry(), Task.CHAT),
     )
     turn.start(plan)
     return Started(turn, output, workers, admitted, client)
@@ -378,9 +378,9 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
         turn.close()
         client.output = None
         await _turns()
-        alive = weakref.ref(turn)
+        alive = weakref.ref(turn), weakref.ref(turn.choices[0].token_ids)
         del it, turn
-        assert alive() is None
+        assert [ref() for ref in alive] == [None, None]
     finally:
         gc.enable()
 
@@ -743,7 +743,7 @@ async def test_a_sequence_cancelled_in_its_first_leg_ends_with_it(text_model: Te
 
 
 class _BrokenSpan(RequestSpan):
-    def finished(self, finish: Finish) -> None:
+    def ended(self, *, cancelled: bool = False) -> None:
         raise RuntimeError
 
     def failed(self, error: BaseException) -> None:

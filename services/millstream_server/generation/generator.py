@@ -61,16 +61,13 @@ class GeneratorInfo(EngineInfo):
     """Whether it tells what its prefix cache holds (`kv_cache.events.KvEventSource`)."""
 
     def tasks(self, role: Role) -> frozenset[Task]:
-        """See `EngineInfo.tasks`."""
         return _BY_DIFFUSION if role is Role.DIFFUSION else _COMPLETES
 
     @property
     def dp_ranks(self) -> range:
-        """See `EngineInfo.dp_ranks`."""
         return range(self.dp_start, self.dp_start + self.dp_size) if self.dp_size > 1 else range(0)
 
     def adapter_names(self) -> frozenset[str]:
-        """Return the names that requests may use."""
         return frozenset(adapter.name for adapter in self.adapters)
 
 

@@ -85,33 +85,29 @@ class CollectingSink:
     """A sink that collects one request's output; for warm-ups, canaries and tests."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self._changed = asyncio.Event()
         self._result: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Gather."""
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
         self._changed.set()
 
     def finish(self, finish: Finish) -> None:
-        """See `OutputSink.finish`."""
-        if self._result.done():
-            message = "the engine reported two terminal results for one request"
-            raise RuntimeError(message)
+        self._check_open()
         self._result.set_result(finish)
         self._changed.set()
 
     def fail(self, error: ServingError) -> None:
-        """See `OutputSink.fail`."""
-        if self._result.done():
-            message = "the engine reported two terminal results for one request"
-            raise RuntimeError(message)
+        self._check_open()
         self._result.set_exception(error)
         self._changed.set()
+
+    def _check_open(self) -> None:
+        if self._result.done():
+            raise RuntimeError("the engine reported two terminal results for one request")
 
     async def result(self) -> Finish:
         """Wait for the end.
@@ -159,7 +155,6 @@ class LogprobColumns(Sequence[TokenLogprob]):
     __slots__ = ("logprobs", "token_ids", "top_counts", "top_logprobs", "top_token_ids")
 
     def __init__(self, entries: Sequence[TokenLogprob] = ()) -> None:
-        """Start with ``entries``."""
         self.token_ids = array("I")
         self.logprobs = array("f")
         self.top_counts = array("I")
@@ -171,7 +166,6 @@ class LogprobColumns(Sequence[TokenLogprob]):
             self.extend(entries)
 
     def extend(self, entries: Sequence[TokenLogprob]) -> None:
-        """Add entries at the end."""
         if isinstance(entries, LogprobColumns):
             self.token_ids += entries.token_ids
             self.logprobs += entries.logprobs
@@ -193,11 +187,9 @@ class LogprobColumns(Sequence[TokenLogprob]):
         return 14 * len(self.token_ids) + 9 * len(self.top_token_ids)
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.token_ids)
 
     def __iter__(self) -> Iterator[TokenLogprob]:
-        """Make an object of each entry in turn."""
         at = 0
         for token_id, logprob, count in zip(
             self.token_ids, self.logprobs, self.top_counts, strict=True

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import math
 import operator
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
@@ -130,6 +131,11 @@ KNOBS: tuple[Knob, ...] = tuple(
 _SEED = next(knob for knob in KNOBS if knob.name == "seed")
 _COMMON = tuple(knob for knob in KNOBS if knob is not _SEED)
 _read_common = operator.attrgetter(*(knob.name for knob in _COMMON))
+
+
+def new_seed() -> int:
+    """Draw a seed that a client didn't choose; only logs have it."""
+    return random.getrandbits(MAX_SEED.bit_length())
 
 
 def given_knobs(sampling: Sampling) -> Sequence[tuple[Knob, Any]]:

@@ -114,7 +114,6 @@ class TicketKey:
         return replace(renewed, signature=self._sign(renewed))
 
     def genuine(self, ticket: Ticket) -> bool:
-        """Return whether the ticket is signed with this key."""
         try:
             expected = self._sign(ticket)
         except (struct.error, OverflowError):

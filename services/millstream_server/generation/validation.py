@@ -339,7 +339,11 @@ def _missing_abilities(
     at: str,
 ) -> list[FieldViolation]:
     sampling, logprobs = request.sampling, request.logprobs
-    wanted = {f"sampling.{knob.name}": knob.ability for knob, _ in knobs if knob.ability}
+    wanted = {
+        f"sampling.{knob.name}": knob.ability
+        for knob, _ in knobs
+        if knob.ability is not None and knob.ability not in info.abilities
+    }
     if sampling.constraint is not None:
         wanted["sampling.constraint"] = Ability.CONSTRAINTS
     if sampling.logit_bias:

@@ -284,21 +284,7 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
 
 def logprobs_to_proto(entries: Sequence[TokenLogprob]) -> generation_pb2.TokenLogprobs:
     """Write logprobs as columns."""
-    if isinstance(entries, LogprobColumns):
-        return _columns_to_proto(entries)
-    message = generation_pb2.TokenLogprobs(
-        token_ids=[e.token_id for e in entries],
-        logprobs=[e.logprob for e in entries],
-    )
-    if any(e.top for e in entries):
-        message.top_counts.extend(len(e.top) for e in entries)
-        for entry in entries:
-            message.top_token_ids.extend(token for token, _ in entry.top)
-            message.top_logprobs.extend(logprob for _, logprob in entry.top)
-    return message
-
-
-def _columns_to_proto(columns: LogprobColumns) -> generation_pb2.TokenLogprobs:
+    columns = entries if isinstance(entries, LogprobColumns) else LogprobColumns(entries)
     message = generation_pb2.TokenLogprobs(token_ids=columns.token_ids, logprobs=columns.logprobs)
     if columns.top_token_ids:
         message.top_counts.extend(columns.top_counts)

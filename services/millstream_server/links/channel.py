@@ -57,7 +57,6 @@ class Rpc(NamedTuple):
 
     @property
     def service(self) -> str:
-        """The service's full name."""
         return self.name.partition("/")[0]
 
 

@@ -63,12 +63,10 @@ class Encoding(OpenRequest):
             raise
 
     def finish(self, item: EncodedItem) -> None:
-        """Set the result. For the stream."""
         self.file = None
         self._future.set_result(item)
 
     def fail(self, error: ServingError) -> None:
-        """Set the failure. For the stream."""
         self.file = None
         self._future.set_exception(error)
 
@@ -86,7 +84,6 @@ class EncodeStream(SlotStream[Encoding]):
     lost = "the worker that encoded this image or video went away; send it again"
 
     def __init__(self, connection: Connection) -> None:
-        """Prepare; `run` opens the stream."""
         super().__init__(connection, _ENCODE, stream_metrics(Role.ENCODE.value))
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._uploads: dict[int, memoryview] = {}

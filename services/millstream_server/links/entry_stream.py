@@ -1,27 +1,45 @@
-"""Images, videos and vectors on a link: entries to whoever reads them."""
+"""Images, videos and vectors on a link: entries to whoever reads them; and Rerank calls."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from millstream.v1 import diffusion_pb2
+from millstream.v1 import diffusion_pb2, embedding_pb2
 from millstream_server.diffusion import wire as diffusion
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
-from millstream_server.links.channel import Rpc, rpc_of
+from millstream_server.embedding.request import (
+    EmbedFinished,
+    EmbedRequest,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
+from millstream_server.embedding.wire import (
+    embed_content,
+    embed_to_proto,
+    ranking_from_proto,
+    rerank_to_proto,
+)
+from millstream_server.links.channel import CallError, Metadata, Rpc, rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     RequestCancelledError,
     ServingError,
+    WorkerLostError,
 )
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.slot_session import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.counts import RequestCounts
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.tracing import reason_of
 
 RequestT = TypeVar("RequestT")
 
@@ -47,19 +65,26 @@ def _file_bytes(entry: Progress | Chunk) -> int:
 
 
 DIFFUSION: dict[Kind, EntryRpc[DiffusionRequest, Progress | Chunk, Finished]] = {
-    Kind.IMAGE: EntryRpc(
-        rpc_of(diffusion_pb2.DESCRIPTOR, "DiffusionService/GenerateImage"),
-        diffusion.image_to_proto,
+    kind: EntryRpc(
+        rpc_of(diffusion_pb2.DESCRIPTOR, f"DiffusionService/{method}"),
+        to_proto,
         diffusion.content_from_proto,
         _file_bytes,
-    ),
-    Kind.VIDEO: EntryRpc(
-        rpc_of(diffusion_pb2.DESCRIPTOR, "DiffusionService/GenerateVideo"),
-        diffusion.video_to_proto,
-        diffusion.content_from_proto,
-        _file_bytes,
-    ),
+    )
+    for kind, method, to_proto in (
+        (Kind.IMAGE, "GenerateImage", diffusion.image_to_proto),
+        (Kind.VIDEO, "GenerateVideo", diffusion.video_to_proto),
+    )
 }
+
+
+_EMBED: EntryRpc[EmbedRequest, Vectors, EmbedFinished] = EntryRpc(
+    rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Embed"),
+    embed_to_proto,
+    embed_content,
+    lambda vectors: len(vectors.values),
+)
+_RERANK = rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Rerank")
 
 
 class SlotCall(OpenRequest, Generic[EntryT, EndT]):
@@ -142,19 +167,16 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
         self._unread.add(self, nbytes)
 
     def overflowed(self) -> None:
-        """Fail: see `UnreadOutput`."""
         self._drop()
         self._stream.cancel(self)
         self._error = self._error or overflow()
         self._wake.set()
 
     def finish(self, end: EndT) -> None:
-        """Take the good end."""
         self._end = end
         self._over()
 
     def fail(self, error: ServingError) -> None:
-        """Take the failure."""
         self._error = self._error or error
         self._over()
 
@@ -164,7 +186,6 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
         self._unread.remove(self, taken)
 
     def _drop(self) -> None:
-        """Drop the entries that were not taken."""
         self._unread.remove(self, sum(nbytes for _, _, nbytes in self._entries))
         self._entries.clear()
 
@@ -184,7 +205,6 @@ class EntryStream(SlotStream[SlotCall[EntryT, EndT]], Generic[RequestT, EntryT, 
         content: EntryRpc[RequestT, EntryT, EndT],
         unread: UnreadOutput,
     ) -> None:
-        """Prepare; `run` opens the stream. ``unread`` bounds what gathers."""
         super().__init__(connection, content.rpc, RequestCounts(connection.description.role.value))
         self._content = content
         self._unread = unread
@@ -227,3 +247,79 @@ class EntryStream(SlotStream[SlotCall[EntryT, EndT]], Generic[RequestT, EntryT, 
         for slot, entry in entries:
             nbytes = _ENTRY_BYTES + self._content.nbytes(entry)
             self._in_use(slot).add(entry, latest=latest, nbytes=nbytes)
+
+
+class VectorStream(EntryStream[EmbedRequest, Vectors, EmbedFinished]):
+    """The Embed stream of one connection to a worker, and its Rerank calls.
+
+    Also to a worker that only ranks: the stream says when the worker leaves or is lost. It ends
+    when neither a batch nor a call is open.
+    """
+
+    def __init__(self, connection: Connection, unread: UnreadOutput) -> None:
+        super().__init__(connection, _EMBED, unread)
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """Score pairs of token ids; cancelling this call cancels the request at the worker.
+
+        Raises:
+            ServingError: they were not scored.
+        """
+        left_s = None
+        if request.deadline_s is not None:
+            left_s = max(0.0, request.deadline_s - time.monotonic())
+        call = self._connection.channel.call(
+            _RERANK,
+            rerank_to_proto(request),
+            timeout_s=left_s,
+            metadata=_metadata(request.trace),
+        )
+        with self._counted(asyncio.ensure_future(call)) as task:
+            try:
+                return ranking_from_proto(await task)
+            except CallError as error:
+                raise error.failure() from error
+            except asyncio.CancelledError:
+                if self._closed:  # `close` has cancelled the call, and not this task
+                    raise WorkerLostError(self.lost) from None
+                raise
+
+    @contextlib.contextmanager
+    def _counted(self, task: asyncio.Task[Any]) -> Iterator[asyncio.Task[Any]]:
+        self._calls.add(task)
+        self.view.begin(self.view)
+        self._counts.begun()
+        outcome = "OK"
+        try:
+            yield task
+        except BaseException as error:
+            outcome = reason_of(error)
+            raise
+        finally:
+            self._calls.discard(task)
+            self.view.end(self.view)
+            self._counts.ended(outcome)
+            self._filled.set()
+
+    def close(self) -> None:
+        """See `SlotStream.close`; the calls fail, too."""
+        self._closed = True
+        for task in self._calls:
+            task.cancel()
+        super().close()
+
+    @property
+    def _idle(self) -> bool:
+        return super()._idle and not self._calls
+
+
+def _metadata(trace: TraceContext) -> Metadata:
+    """Return the trace context as metadata; the channel's own, with tracing, replaces it."""
+    pairs = {
+        "traceparent": trace.traceparent,
+        "tracestate": trace.tracestate,
+        "baggage": trace.baggage,
+    }
+    return tuple((key, value) for key, value in pairs.items() if value)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Collection
+from typing import TypeVar
 
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Progress
 from millstream_server.embedding.request import (
@@ -32,6 +33,8 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
 
 log = get_log(__name__)
+
+StreamT = TypeVar("StreamT")
 
 
 class Fleet:
@@ -63,7 +66,6 @@ class Fleet:
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Start connecting."""
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
@@ -79,16 +81,12 @@ class Fleet:
 
     def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
         """Start a text request on the worker at ``address``; see `GenerationStream.start`."""
-        stream = self._streams(address).text
-        if stream is None:
-            raise _no_longer("generates")
+        stream = _still(self._streams(address).text, "generates")
         return stream.start(request, sink)
 
     def encode(self, address: str, file: MediaFile) -> Encoding:
         """Start to encode a file on the worker at ``address``; see `EncodeStream.start`."""
-        stream = self._streams(address).media
-        if stream is None:
-            raise _no_longer("encodes")
+        stream = _still(self._streams(address).media, "encodes")
         return stream.start(file)
 
     def release(self, address: str, lease: str) -> None:
@@ -101,23 +99,19 @@ class Fleet:
         self, address: str, request: DiffusionRequest
     ) -> SlotCall[Progress | Chunk, Finished]:
         """Start a request for images or videos on the worker; see `EntryStream.start`."""
-        stream = self._streams(address).diffusion.get(request.kind)
-        if stream is None:
-            raise _no_longer(f"makes {request.kind.value}s")
+        stream = _still(
+            self._streams(address).diffusion.get(request.kind), f"makes {request.kind.value}s"
+        )
         return stream.start(request)
 
     def embed(self, address: str, request: EmbedRequest) -> SlotCall[Vectors, EmbedFinished]:
         """Start a batch of token ids on the worker at ``address``; see `EntryStream.start`."""
-        stream = self._streams(address).vectors
-        if stream is None:
-            raise _no_longer("embeds")
+        stream = _still(self._streams(address).vectors, "embeds")
         return stream.start(request)
 
     async def rerank(self, address: str, request: RerankRequest) -> Ranking:
         """Score pairs of token ids on the worker at ``address``; see `VectorStream.rerank`."""
-        stream = self._streams(address).vectors
-        if stream is None:
-            raise _no_longer("ranks")
+        stream = _still(self._streams(address).vectors, "ranks")
         return await stream.rerank(request)
 
     def _streams(self, address: str) -> WorkerStreams:
@@ -154,5 +148,7 @@ class Fleet:
             self._router.remove(link.view)
 
 
-def _no_longer(does: str) -> WorkerLostError:
-    return WorkerLostError(f"the worker at this address no longer {does}; retry")
+def _still(stream: StreamT | None, does: str) -> StreamT:
+    if stream is None:
+        raise WorkerLostError(f"the worker at this address no longer {does}; retry")
+    return stream

@@ -73,7 +73,6 @@ class OpenGeneration(OpenRequest):
         sink.emit(token_ids, logprobs)
 
     def fail(self, error: ServingError) -> None:
-        """Pass the failure on."""
         if self.sink is not None:
             self.sink.fail(error)
 
@@ -88,7 +87,6 @@ class GenerationStream(SlotStream[OpenGeneration]):
     """A message costs each end some 50 us, whatever it holds."""
 
     def __init__(self, connection: Connection) -> None:
-        """Prepare; `run` opens the stream."""
         worker = connection.description
         self._metrics = stream_metrics(worker.role.value)
         super().__init__(connection, _RPCS[worker.role], self._metrics)
@@ -263,7 +261,6 @@ class GenerationStream(SlotStream[OpenGeneration]):
         self.cancel(opened)
 
     def _check_prompt(self, finish: generation_pb2.SlotFinish) -> None:
-        """Check the size of a prompt's logprobs."""
         expected = self._in_use(finish.slot).prompt_tokens
         if (found := len(finish.prompt_logprobs.token_ids)) > expected:
             self._broken(f"sent logprobs of {found} prompt tokens, of {expected}")

@@ -42,16 +42,13 @@ class GrpcChannel:
 
     @property
     def stale(self) -> bool:
-        """See `Channel.stale`."""
         return bool(self._tls and self._tls.changed())
 
     def stream(self, rpc: Rpc) -> _GrpcStream:
-        """See `Channel.stream`."""
         method: Any = self._channel.stream_stream(*_arguments(rpc))
         return _GrpcStream(method(), rpc)
 
     def watch(self, rpc: Rpc, request: Any) -> _GrpcStream:
-        """See `Channel.watch`."""
         method: Any = self._channel.unary_stream(*_arguments(rpc))
         return _GrpcStream(method(request), rpc)
 
@@ -64,7 +61,6 @@ class GrpcChannel:
         metadata: Metadata = (),
         wait: bool = False,
     ) -> Any:
-        """See `Channel.call`."""
         method: Any = self._channel.unary_unary(*_arguments(rpc))
         span, metadata = self._spans.start(rpc.name, metadata)
         call = method(request, timeout=timeout_s, metadata=metadata, wait_for_ready=wait or None)
@@ -78,7 +74,6 @@ class GrpcChannel:
             raise
 
     async def aclose(self) -> None:
-        """See `Channel.aclose`."""
         await self._channel.close(None)
 
 

@@ -40,7 +40,6 @@ class RankReplica:
         """About how many hashes it takes the memory of."""
 
     def forget(self) -> None:
-        """Forget all that is known of the rank."""
         self.position = self._parts = None
         self._index.replace(self._member, ())
 
@@ -115,7 +114,6 @@ class KvWatch:
     """
 
     def __init__(self, prefixes: Prefixes, view: WorkerView) -> None:
-        """Prepare; nothing is known yet."""
         self._prefixes = prefixes
         self._view = view
         self._membership: Membership | None = None

@@ -22,9 +22,8 @@ from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.links.channel import CallError, Channel, Rpc, rpc_of
-from millstream_server.links.embedding_stream import VectorStream
 from millstream_server.links.encode_stream import EncodeStream
-from millstream_server.links.entry_stream import DIFFUSION, EntryStream
+from millstream_server.links.entry_stream import DIFFUSION, EntryStream, VectorStream
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.kv_watch import KvWatch
 from millstream_server.links.slot_stream import Connection, SlotStream
@@ -282,7 +281,6 @@ class WorkerStatus:
 
     @property
     def retired(self) -> bool:
-        """Whether discovery no longer names the worker."""
         return WorkerCondition.RETIRED in self.conditions
 
     def connected(self, description: WorkerDescription) -> None:
@@ -333,7 +331,6 @@ class WorkerStatus:
         self._update()
 
     def set(self, condition: WorkerCondition) -> None:
-        """Record that a condition holds."""
         if condition not in self.conditions:
             self.conditions.add(condition)
             write = log.warning if condition is WorkerCondition.SILENT else log.info
@@ -341,7 +338,6 @@ class WorkerStatus:
             self._update()
 
     def clear(self, condition: WorkerCondition) -> None:
-        """Record that a condition no longer holds."""
         if condition in self.conditions:
             self.conditions.remove(condition)
             log.info(

@@ -77,7 +77,6 @@ class SlotStream(ABC, Generic[OpenT]):
     """Least time between two messages to the worker while several requests are open."""
 
     def __init__(self, connection: Connection, rpc: Rpc, counts: RequestCounts) -> None:
-        """Prepare; `run` opens the stream."""
         self.rpc = rpc
         self.view = connection.view
         self._connection = connection
@@ -124,7 +123,6 @@ class SlotStream(ABC, Generic[OpenT]):
     # ---- requests --------------------------------------------------------------------------------
 
     def cancel(self, opened: OpenT) -> None:
-        """Stop a request; see `OpenRequest.cancel`."""
         slot = opened.slot
         if self._open.get(slot) is opened and not opened.cancelled:
             opened.cancelled = True
@@ -133,7 +131,6 @@ class SlotStream(ABC, Generic[OpenT]):
             self._filled.set()
 
     def _next_slot(self) -> int:
-        """Return the slot that the next request gets."""
         return self._free[-1] if self._free else self._slots
 
     def _begin(self, opened: OpenT) -> None:
@@ -164,7 +161,6 @@ class SlotStream(ABC, Generic[OpenT]):
         """Forget what the ability keeps of a slot."""
 
     def _fail(self, slot: int, error: ServingError) -> None:
-        """End a request with a failure."""
         opened = self._release(slot)
         self._counts.ended(error.reason)
         self._tell(opened.fail, error)
@@ -203,7 +199,6 @@ class SlotStream(ABC, Generic[OpenT]):
 
     @property
     def _idle(self) -> bool:
-        """Whether nothing needs the stream."""
         return not self._open
 
     async def _write(self, stream: Stream) -> None:

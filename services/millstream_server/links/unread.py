@@ -36,11 +36,9 @@ class UnreadOutput(Ledger):
     """
 
     def __init__(self, max_bytes: int = 512 << 20) -> None:
-        """Allow ``max_bytes``."""
         super().__init__(max_bytes, lambda request: request.overflowed())
 
     def remove(self, request: Holder, nbytes: int = 1) -> None:
-        """Count output as read or dropped."""
         super().remove(request, nbytes)
         if self.peak > _TRIMMED_BYTES and self.used < self.peak // 8:
             self.peak = self.used

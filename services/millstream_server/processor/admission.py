@@ -22,10 +22,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from millstream_server.processor.waiting import HeldTime, Waiting
+from millstream_server.processor.waiting import Waiting
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     Failure,
@@ -37,6 +38,10 @@ from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
 
 _UNKNOWN_DELAY_S = 1.0
+_ENOUGH = 8
+"""Number of requests that must have ended before a wait is estimated."""
+_MEMORY = 32
+"""The mean is over about this many units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +73,8 @@ class Admission:
     has no effect. If it `waits`, await `admitted` once.
     """
 
-    __slots__ = (
-        "_decided",
-        "_error",
-        "_leave",
-        "_timeout_s",
-        "number",
-        "priority",
-        "since_s",
-        "state",
-        "tokens",
-        "units",
-    )
+    __slots__ = ("_decided", "_error", "_leave", "_timeout_s", "number", "priority", "since_s",
+                 "state", "tokens", "units")  # fmt: skip
 
     def __init__(
         self,
@@ -107,7 +102,6 @@ class Admission:
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue."""
         return self.state is State.WAITING
 
     @property
@@ -180,11 +174,14 @@ class AdmissionQueue:
         self._arrivals = 0
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
-        self._metrics = _Metrics(name, self)
+        # Read at each scrape, which is cheaper than to set gauges at every request.
+        metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: self.running)
+        metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: self.waiting.count)
+        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: self.waiting.tokens)
+        self._waits = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
 
     @property
     def queued(self) -> int:
-        """Requests that wait."""
         return self.waiting.count
 
     @property
@@ -238,12 +235,12 @@ class AdmissionQueue:
         now_s = self._clock()
         if admission.state is State.RUNNING:
             self.running -= admission.units
-            self._tell()
             self._held.end(admission.units, admission.since_s, now_s)
         elif admission.state is State.WAITING:
-            self._forget(admission)
+            self.waiting.remove(admission)
         else:
             return
+        self._tell()
         admission.change(State.LEFT, now_s)
         if self.waiting.count:
             self._admit_next()
@@ -267,7 +264,7 @@ class AdmissionQueue:
 
     def _admit_next(self) -> None:
         while (admission := self.waiting.next()) and self._fits(admission.units):
-            self._forget(admission)
+            self.waiting.remove(admission)
             self._run(admission, self._clock())
 
     def _run(self, admission: Admission, now_s: float) -> None:
@@ -275,7 +272,7 @@ class AdmissionQueue:
             self.waiting.passed_by(admission)
         else:
             self.waiting.overtaken = 0
-        self._metrics.waited(admission.priority, now_s - admission.since_s)
+        self._waits[admission.priority].observe(now_s - admission.since_s)
         admission.change(State.RUNNING, now_s)
         self.running += admission.units
         self._held.begin(admission.units, now_s)
@@ -284,11 +281,6 @@ class AdmissionQueue:
     def _tell(self) -> None:
         if self.on_change is not None:
             self.on_change()
-
-    def _forget(self, admission: Admission) -> None:
-        """Let it wait no more."""
-        self.waiting.remove(admission)
-        self._tell()
 
     def _give_up(self) -> None:
         """Fail all waiting requests: no worker has reconnected."""
@@ -356,15 +348,53 @@ class AdmissionQueue:
         return jittered(_UNKNOWN_DELAY_S if whole_s is None else whole_s / 2)
 
 
-class _Metrics:
-    """One queue's metrics."""
+class HeldTime:
+    """Running requests, and the mean time that a unit was held. Times are on the queue's clock."""
 
-    def __init__(self, name: str, queue: AdmissionQueue) -> None:
-        # Read at each scrape, which is cheaper than to set gauges at every request.
-        metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: queue.running)
-        metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: queue.queued)
-        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.waiting.tokens)
-        self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
+    def __init__(self) -> None:
+        self._running: Counter[int] = Counter()
+        """Number of running requests by their width in units."""
+        self._running_units = 0
+        self._started_s = 0.0
+        """Sum of the running units' start times."""
+        self._ended = 0
+        self._held_units = 0
+        self._mean_s = 0.0
 
-    def waited(self, priority: Priority, seconds: float) -> None:
-        self._wait[priority].observe(seconds)
+    def begin(self, units: int, now_s: float) -> None:
+        self._running[units] += 1
+        self._running_units += units
+        self._started_s += units * now_s
+
+    def end(self, units: int, since_s: float, now_s: float) -> None:
+        """Remove a request that started at ``since_s``."""
+        self._running[units] -= 1
+        self._running_units -= units
+        self._started_s = self._started_s - units * since_s if self._running_units else 0.0
+        self._ended += 1
+        self._held_units = min(self._held_units + units, _MEMORY)
+        share = min(1.0, units / self._held_units)
+        self._mean_s += (now_s - since_s - self._mean_s) * share
+
+    def wait_s(
+        self, units: int, ahead: Iterable[Counter[int]], limit: int, now_s: float
+    ) -> float | None:
+        """Estimate the least wait of ``units`` behind requests of the widths ``ahead``, in seconds.
+
+        None without enough data; the formula is above.
+        """
+        if self._ended < _ENOUGH or not limit:
+            return None
+        running = _filled(self._running, limit)
+        waiting = sum(_filled(widths, limit) for widths in ahead)
+        missing = running + waiting + min(units, limit) - limit
+        held_s = now_s - self._started_s / self._running_units if self._running_units else 0.0
+        # Those held for longer than the mean may be stuck: they reduce the work by the mean at
+        # most.
+        work_s = missing * self._mean_s - running * min(held_s, self._mean_s)
+        return max(0.0, work_s) / limit
+
+
+def _filled(widths: Counter[int], limit: int) -> int:
+    """Count the units that requests of these widths use: each at most ``limit``."""
+    return sum(min(width, limit) * requests for width, requests in widths.items())

@@ -17,12 +17,8 @@ from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
-from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
-from millstream_server.processor.diffusion.servicer import DiffusionServicer
 from millstream_server.processor.diffusion.text import TextForwarder
 from millstream_server.processor.embedding.core import VectorsCore
-from millstream_server.processor.embedding.servicer import SERVICE as EMBEDDING
-from millstream_server.processor.embedding.servicer import EmbeddingServicer
 from millstream_server.processor.front import Front
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
@@ -34,6 +30,12 @@ from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer, add_servicers
 from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.processor.slot_streams import (
+    DIFFUSION,
+    EMBEDDING,
+    DiffusionServicer,
+    EmbeddingServicer,
+)
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
@@ -178,12 +180,7 @@ def _core(
     return ProcessorCore(
         front,
         Prompts(_text_limits(settings)),
-        TurnParts(
-            pacer=pacer,
-            workers=fleet,
-            ticket_key=key,
-            unread=fleet.unread,
-        ),
+        TurnParts(pacer=pacer, workers=fleet, ticket_key=key, unread=fleet.unread),
         _media(settings, router, fleet, key),
     )
 

@@ -122,7 +122,6 @@ class Leg:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, successfully or not."""
         return self.result is not None or self.error is not None
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
@@ -133,10 +132,9 @@ class Leg:
         """Keep the worker's good end."""
         self.result = finish
         self._ended()
-        self.span.finished(finish)
+        self.span.ended(cancelled=finish.reason is FinishReason.CANCELLED)
 
     def fail(self, error: ServingError) -> None:
-        """Keep the worker's failure."""
         self.error = error
         self._ended()
         self.span.failed(error)
@@ -166,7 +164,7 @@ class Choice(Leg):
     """One choice: the leg that its tokens come from, and what they become."""
 
     __slots__ = ("_detokenizer", "_logprobs", "_matched", "_matcher", "_shares",
-                 "_show_matched_token", "_texts", "finish_reason", "index", "prompt", "push",
+                 "_show_matched_token", "_texts", "finish_reason", "index", "prompt_leg", "push",
                  "ticket", "token_ids", "unsent", "wants_prompt_logprobs")  # fmt: skip
 
     def __init__(self, turn: Turn, index: int, *, continuation: bool = False) -> None:
@@ -175,8 +173,8 @@ class Choice(Leg):
         options = turn.options
         special = options.include_special_tokens
         self.index = index
-        self.prompt: Leg = self
-        """The leg that runs the prompt; itself where one worker does both."""
+        self.prompt_leg: Leg | None = None
+        """The leg that runs the prompt; None: this one does (itself here would be a cycle)."""
         self.ticket: Ticket | None = None
         """Of a hand-off whose second leg has not started."""
         self.wants_prompt_logprobs = False
@@ -229,8 +227,12 @@ class Choice(Leg):
     # ---- its state
 
     @property
+    def prompt(self) -> Leg:
+        """The leg that runs the prompt: itself where one worker does both."""
+        return self.prompt_leg or self
+
+    @property
     def has_tokens(self) -> bool:
-        """Whether a token has come."""
         return bool(self.unsent or self.token_ids)
 
     @property
@@ -251,19 +253,20 @@ class Choice(Leg):
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were found in a worker's KV cache."""
-        found = (leg.result.cached_tokens for leg in (self.prompt, self) if leg.result)
-        return max(found, default=0)
+        found = 0 if self.result is None else self.result.cached_tokens
+        prompt = self.prompt_leg
+        if prompt is not None and prompt.result is not None:
+            found = max(found, prompt.result.cached_tokens)
+        return found
 
     @property
     def text(self) -> str:
-        """All text of its deltas."""
         return "".join(self._texts)
 
     def cancel(self) -> None:
-        """Ask the workers to stop."""
         super().cancel()
-        if self.prompt is not self:
-            self.prompt.cancel()
+        if self.prompt_leg is not None:
+            self.prompt_leg.cancel()
 
     @property
     def held_bytes(self) -> int:
@@ -274,7 +277,6 @@ class Choice(Leg):
         )
 
     def drop(self) -> None:
-        """Drop what is in no delta."""
         self.unsent, self._logprobs = [], None
         prompt = self.prompt
         if prompt.result is not None and prompt.result.prompt_logprobs:
@@ -349,7 +351,6 @@ class Choice(Leg):
         return "".join(parts), len(ids)
 
     def _rest(self) -> str:
-        """Return the text that was held back: the generation has ended."""
         rest = self._detokenizer.flush()
         if self._matcher is None:
             return rest

@@ -135,7 +135,6 @@ class Conversation:
 
     @property
     def options(self) -> Options:
-        """The current options."""
         if self._options is None:
             raise ValueError("no turn was taken yet")
         return self._options
@@ -216,10 +215,6 @@ class Conversation:
         self._wake()
 
     # ---- to the client
-
-    def notice_due(self) -> bool:
-        """Return what `take_notice` would, and change nothing."""
-        return self._notice_due
 
     def take_notice(self) -> bool:
         """Return whether the client is to be told now that the server shuts down: once True."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -15,7 +15,7 @@ from millstream.v1 import (
     media_pb2,
     processor_pb2,
 )
-from millstream_server.control.engine import EngineInfo, Task
+from millstream_server.control.engine import Task
 from millstream_server.diffusion.diffuser import DiffuserInfo
 from millstream_server.diffusion.wire import diffusion_model_to_proto
 from millstream_server.embedding.embedder import EmbedderInfo
@@ -118,11 +118,11 @@ def held_bytes(message: Message) -> int:
     of requests in slots count until the request ends, since a stream may outlive many: in
     `Front.hold` or, token ids, in the `AdmissionQueue`.
     """
-    if isinstance(message, _IN_SLOTS):
-        return 0
-    if isinstance(message, processor_pb2.ChatRequest) and message.HasField("media_chunk"):
-        return 0
-    return message.ByteSize()
+    if isinstance(message, processor_pb2.ChatRequest):
+        uncounted = message.HasField("media_chunk")
+    else:
+        uncounted = isinstance(message, _IN_SLOTS)
+    return 0 if uncounted else message.ByteSize()
 
 
 def _user_turn(message: processor_pb2.UserTurn, conversation: Conversation) -> UserTurn:
@@ -287,26 +287,14 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 
 
 def new_request_id() -> str:
-    """Make an id for a request whose client sent none."""
+    """Make an id for a request whose client sent none.
+
+    From the system: of Python's own numbers clients could tell the next ones, seeds among them.
+    """
     return f"req-{os.urandom(8).hex()}"
 
 
 # ---- the served models ---------------------------------------------------------------------------
-
-
-def _write_diffuser(message: processor_pb2.ServedModel, info: DiffuserInfo) -> None:
-    message.diffusion.CopyFrom(diffusion_model_to_proto(info))
-
-
-def _write_embedder(message: processor_pb2.ServedModel, info: EmbedderInfo) -> None:
-    message.embedding.CopyFrom(embedding_model_to_proto(info))
-
-
-_WRITE_INFO: dict[type[EngineInfo], Callable[[processor_pb2.ServedModel, Any], None]] = {
-    DiffuserInfo: _write_diffuser,
-    EmbedderInfo: _write_embedder,
-}
-"""By ability: what ListModels says of a model that isn't for text."""
 
 
 def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
@@ -326,7 +314,10 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         adapters=sorted(model.engine.adapter_names()) if model.engine else (),
     )
     for info in reversed(model.others):
-        _WRITE_INFO[type(info)](message, info)
+        if isinstance(info, DiffuserInfo):
+            message.diffusion.CopyFrom(diffusion_model_to_proto(info))
+        elif isinstance(info, EmbedderInfo):
+            message.embedding.CopyFrom(embedding_model_to_proto(info))
     return message
 
 

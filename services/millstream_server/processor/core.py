@@ -48,7 +48,6 @@ class ProcessorCore:
     def __init__(
         self, front: Front, prompts: Prompts, parts: TurnParts, media: ProcessorMedia
     ) -> None:
-        """Serve chats and completions on the workers of ``parts``."""
         self.front = front
         self.prompts = prompts
         self.media = media
@@ -174,7 +173,7 @@ class ProcessorCore:
             ServingError: a worker that it needs isn't connected, the queue is full, or the
             caller's deadline passed while it waited.
         """
-        asked.telemetry.request_known(request, options.n)
+        asked.telemetry.request_known(request, options.n, own_seed="seed" in options.sampling)
         self.front.router.require(request.model)
         admission = asked.enter(
             options.n, most_tokens(request, options.n), request.priority, request.time_left_s
@@ -253,7 +252,7 @@ def _routed(turn: Turn, session: tuple[str, ...]) -> RoutingRequest:
 
 def _log(turn: Turn) -> None:
     """Write a turn's line, without its text."""
-    usage, request = turn.usage(), turn.request
+    usage, request = turn.used, turn.request
     # Who only starts and cancels gets no line each.
     write = log.info if usage.completion_tokens or turn.complete else log.caused
     seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}

@@ -11,13 +11,19 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
+from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
-from millstream_server.processor.telemetry import NO_SPAN, FrontTelemetry, RequestSpan
+from millstream_server.processor.telemetry import (
+    NO_SPAN,
+    FrontTelemetry,
+    RequestSpan,
+    TurnTelemetry,
+)
 from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
@@ -43,19 +49,7 @@ _MAX_LOGGED_ID = 128
 """A longer one will be refused."""
 
 
-class Running(Protocol):
-    """A request on its way to a worker and back (`links.entry_stream.SlotCall`)."""
-
-    def cancel(self) -> None:
-        """Stop it, at any time, also after its end."""
-        ...
-
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the worker has ended it."""
-        ...
-
-
-RunningT = TypeVar("RunningT", bound=Running)
+CallT = TypeVar("CallT", bound=SlotCall[Any, Any])
 
 
 class Front:
@@ -108,7 +102,6 @@ class Front:
         self.work.begin(on_drain)
 
     def end_call(self, on_drain: Callable[[], None] | None = None) -> None:
-        """Count it as open no more."""
         self.work.end(on_drain)
 
     @contextlib.contextmanager
@@ -171,7 +164,7 @@ class FrontRequest:
         ``trace`` is its own or its RPC's, ``deadline_s`` on the clock of `time.monotonic`,
         ``number`` counts the turns of a conversation.
         """
-        self.telemetry = front.telemetry.open(task, trace, number)
+        self.telemetry = TurnTelemetry(front.telemetry, task, trace, number)
         self.model = ""
         """The model's name, when it is known."""
         self._front = front
@@ -181,11 +174,10 @@ class FrontRequest:
         self._deadline_s = deadline_s
         self._held_bytes = 0
         self._span: RequestSpan = NO_SPAN
-        self._running: Running | None = None
+        self._running: SlotCall[Any, Any] | None = None
         self._over = False
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(
@@ -294,7 +286,7 @@ class FrontRequest:
         self._span = self.telemetry.at_worker(self._task.name.lower(), address)
         return self._span.carry(self.telemetry.trace)
 
-    def follow(self, running: RunningT) -> RunningT:
+    def follow(self, running: CallT) -> CallT:
         """Cancel what runs for it if it fails; release its capacity when the worker has ended."""
         self._running = running
         running.when_ended(self._release)
@@ -317,7 +309,7 @@ class FrontRequest:
         self._release()
         self._front.held.give_back(self._held_bytes)
         if error is None:
-            self._span.succeeded()
+            self._span.ended()
             self.telemetry.succeeded(input_tokens)
         else:
             if self._running is not None:
@@ -350,7 +342,6 @@ class Fit:
         self._errors: dict[EngineInfo, InvalidRequestError | None] = {}
 
     def __call__(self, engine: EngineInfo) -> bool:
-        """Return whether an engine can take the request."""
         return self._error(engine) is None
 
     def require(self, engines: Iterable[EngineInfo]) -> None:

@@ -43,6 +43,8 @@ class ServedModel:
     """The model's own sampling parameters, without those that its engine refuses."""
     modalities: frozenset[Modality] = frozenset()
     """Media that a prompt may have now."""
+    seeded: bool = False
+    """Every worker takes a seed; see `requests.sampling_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,6 @@ class Models:
 
     @property
     def names(self) -> Sequence[str]:
-        """The models' names."""
         return sorted(self._texts)
 
     def name_of(self, name: str, task: Task, field: str = "model") -> str:
@@ -184,17 +185,18 @@ class Models:
     def _find(self, name: str, field: str, task: Task) -> ServedModel:
         name = self.name_of(name, task, field)
         text = self._texts[name]
-        engine = self._router.of(name).limits
+        workers = self._router.of(name)
+        engine = workers.limits
         if engine is None or text is None:
             self._router.require(name)
             raise NoWorkerError(
                 "no worker of this model is in service; retry in a moment", retry_delay_s=1.0
             )
         defaults = text.generation_defaults.given(engine.refused_fields)
-        return ServedModel(name, text, engine, defaults, self._modalities(name))
+        seeded = workers.take_seeds and "sampling.seed" not in engine.refused_fields
+        return ServedModel(name, text, engine, defaults, self._modalities(name), seeded)
 
     def status(self) -> list[ModelStatus]:
-        """Describe every model."""
         return [
             ModelStatus(
                 name,
@@ -215,7 +217,6 @@ class Models:
         return self._router.of(name).modalities & family.modalities if family else frozenset()
 
     def ready(self) -> bool:
-        """Return whether every model has a worker of every role it needs."""
         return all(self._router.ready(name) for name in self._texts)
 
 

@@ -46,7 +46,6 @@ class Pacer:
     """Keeps the current interval; one per process."""
 
     def __init__(self, max_interval_s: float) -> None:
-        """The interval is at most ``max_interval_s``."""
         self.interval_s = 0.0
         self._max_interval_s = max_interval_s
         self.starting = 0
@@ -62,7 +61,6 @@ class Pacer:
         PACING_INTERVAL.set_function(lambda: self.interval_s)
 
     async def close(self) -> None:
-        """Stop."""
         if self._task:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -111,7 +111,6 @@ class Prompts:
     async def tokenize(
         self, text: TextModel, prompt: str, *, special_tokens: bool
     ) -> MutableSequence[int]:
-        """Tokenize a raw text."""
         if len(prompt) <= _SMALL_CHARS:
             return text.encode(prompt, add_special_tokens=special_tokens)
         return await self.threads.run(
@@ -143,7 +142,6 @@ class Prompts:
             await self.threads.run(lambda: shape_problem(constraint), seconds)
 
     def close(self) -> None:
-        """Stop the text threads."""
         self.threads.close()
 
 

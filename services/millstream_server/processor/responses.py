@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from millstream.v1 import processor_pb2, usage_pb2
+from millstream.v1 import processor_pb2
 from millstream_server.generation import wire as from_worker
 from millstream_server.generation.output import TokenLogprob
 from millstream_server.processor.choice import MOST_TOKENS, Delta
@@ -33,10 +32,6 @@ _USES = 64
 _IDS_AT_ONCE = 1 << 14
 _CONVERTED_AT_ONCE = 1024
 """Most logprobs converted without giving other RPCs a turn."""
-
-
-Fields: TypeAlias = dict[str, Any]
-"""Fields of one ChatResponse or CompleteResponse: choices, prompt_logprobs, finished."""
 
 
 def check_size(response: Message, field: str) -> None:
@@ -107,7 +102,6 @@ class Messages(TurnOutput):
         self._uses_left = 0
 
     def close(self) -> None:
-        """See `TurnOutput.close`."""
         self._parts_left = None  # it knows this object
         super().close()
 
@@ -156,7 +150,7 @@ class Messages(TurnOutput):
             return None
         made = self._of(deltas, turn, complete=complete)
         if isinstance(made, tuple):  # nearly always
-            if turn.error or any(choice.has_more for choice in self._choices):
+            if turn.error or (not complete and any(c.has_more for c in self._choices)):
                 self.send_now()
             return made[0]
         self._parts_left = made
@@ -188,8 +182,8 @@ class Messages(TurnOutput):
         """
         if not self._uses_left:
             self._uses_left = _USES
-            self._filled = self._make({"choices": [{}]})
-            self._choice = self._filled.choices[0]
+            self._filled = self._kind(turn=self._number) if self._number else self._kind()
+            self._choice = self._filled.choices.add()
         self._uses_left -= 1
         self._choice.text = text
         self._choice.token_count = tokens
@@ -202,64 +196,68 @@ class Messages(TurnOutput):
         self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
     ) -> tuple[Any] | Iterator[Any]:
         """Make one message or, of large output, several."""
-        choices = [_delta(delta, turn) for delta in deltas]
-        groups = _groups(choices)
-        if len(groups) == 1 and not (complete and _prompt_logprobs(turn)):  # nearly always
-            fields: Fields = {"choices": choices}
-            if complete:
-                self._end(turn)
-                fields["finished"] = self._finished(turn)
-            return (self._message(fields, turn),)
-        return (self._message(fields, turn) for fields in self._parts(groups, turn))
+        several = complete and _prompt_logprobs(turn)
+        if len(deltas) > 1 or several:
+            groups = _groups([_write_delta(processor_pb2.ChoiceDelta(), d, turn) for d in deltas])
+            if len(groups) > 1 or several:
+                return self._parts(groups, turn)
+            message = self._message(turn, groups[0])
+        else:  # nearly always; written in place, which takes half the time
+            message = self._message(turn)
+            for delta in deltas:
+                _write_delta(message.choices.add(), delta, turn)
+        if complete:
+            self._finish(message.finished, turn)
+        return (message,)
 
-    def _message(self, fields: Fields, turn: Turn) -> Any:
+    def _message(self, turn: Turn, choices: Sequence[processor_pb2.ChoiceDelta] = ()) -> Any:
+        message = self._kind()
+        if self._number:
+            message.turn = self._number
         if not self._started:
-            self._started, request = True, turn.request
-            fields["started"] = processor_pb2.TurnStarted(
-                request_id=request.request_id, model=request.model
-            )
-        message = self._make(fields)
+            self._started, started = True, message.started
+            started.request_id = turn.request.request_id
+            started.model = turn.request.model
         if self._notice is not None and self._notice():
             message.draining.SetInParent()
+        if choices:
+            message.choices.extend(choices)
         return message
 
-    def _make(self, fields: Fields) -> Any:
-        return self._kind(turn=self._number, **fields) if self._number else self._kind(**fields)
-
-    def _parts(self, groups: list[list[processor_pb2.ChoiceDelta]], turn: Turn) -> Iterator[Fields]:
+    def _parts(self, groups: list[list[processor_pb2.ChoiceDelta]], turn: Turn) -> Iterator[Any]:
         groups.reverse()
         while len(groups) > 1:  # one by one: they may wait long for a client to read
-            yield {"choices": groups.pop()}
+            yield self._message(turn, groups.pop())
         last = groups.pop()
         if not turn.complete:
-            yield {"choices": last}
+            yield self._message(turn, last)
             return
         if _prompt_logprobs(turn):
-            yield {"choices": last}
+            yield self._message(turn, last)
             last = []
             for part in _converted_prompt_logprobs(turn):
-                yield {"prompt_logprobs": part}
-        self._end(turn)
-        yield {"choices": last, "finished": self._finished(turn)}
+                message = self._message(turn)
+                message.prompt_logprobs.extend(part)
+                yield message
+        message = self._message(turn, last)
+        self._finish(message.finished, turn)
+        yield message
 
-    def _finished(self, turn: Turn) -> processor_pb2.TurnFinished:
-        usage = turn.usage()
+    def _finish(self, message: processor_pb2.TurnFinished, turn: Turn) -> None:
+        """Write the turn's end: the message is its last one."""
+        self._end(turn)
+        used, usage = message.usage, turn.usage()
+        used.prompt_tokens = usage.prompt_tokens
+        used.completion_tokens = usage.completion_tokens
+        used.cached_tokens = usage.cached_tokens
+        used.media_tokens = usage.media_tokens
+        interval = message.longest_pacing_interval
+        interval.seconds = int(self.longest_interval_s)
+        interval.nanos = int(self.longest_interval_s % 1 * 1e9)
         # Several versions only if the choices differ in it.
         results = [choice.result for choice in turn.choices]
-        versions = dict.fromkeys(r.weight_version for r in results if r and r.weight_version)
-        return processor_pb2.TurnFinished(
-            usage=usage_pb2.GenerationUsage(
-                prompt_tokens=usage.prompt_tokens,
-                completion_tokens=usage.completion_tokens,
-                cached_tokens=usage.cached_tokens,
-                media_tokens=usage.media_tokens,
-            ),
-            longest_pacing_interval=Duration(
-                nanos=int(self.longest_interval_s % 1 * 1e9),
-                seconds=int(self.longest_interval_s),
-            ),
-            weight_version=", ".join(versions),
-        )
+        versions = dict.fromkeys([r.weight_version for r in results if r and r.weight_version])
+        message.weight_version = ", ".join(versions)
 
 
 def _prompt_logprobs(turn: Turn) -> Sequence[TokenLogprob]:
@@ -283,16 +281,16 @@ def _converted_prompt_logprobs(turn: Turn) -> Iterator[list[processor_pb2.TokenL
             yield parts.pop()
 
 
-def _delta(delta: Delta, turn: Turn) -> processor_pb2.ChoiceDelta:
-    message = processor_pb2.ChoiceDelta(
-        index=delta.index, text=delta.text, token_count=len(delta.token_ids)
-    )
+def _write_delta(
+    message: processor_pb2.ChoiceDelta, delta: Delta, turn: Turn
+) -> processor_pb2.ChoiceDelta:
+    message.index = delta.index
+    message.text = delta.text
+    message.token_count = len(delta.token_ids)
     if turn.options.return_token_ids:
         message.token_ids.extend(delta.token_ids)
-    if delta.logprobs:
-        text = turn.text_model
-        for entry in delta.logprobs:
-            _add_logprob(message.logprobs, entry, text)
+    for entry in delta.logprobs:
+        _add_logprob(message.logprobs, entry, turn.text_model)
     if delta.finish_reason is not None:
         message.finish_reason = from_worker.finish_reason_to_proto(delta.finish_reason)
         if isinstance(delta.matched_stop, str):

@@ -41,12 +41,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     """Serves ProcessorService."""
 
     def __init__(self, core: ProcessorCore) -> None:
-        """Serve with ``core``."""
         self._core = core
 
     @after_first_message
     async def Chat(self, requests: AsyncIterator[processor_pb2.ChatRequest], call: Call) -> None:
-        """Run one conversation."""
         core = self._core
         conversation = Conversation(core.media.uploads, core.work)
         reading = None
@@ -84,10 +82,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             conversation.close()
 
     async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
-        """Continue a raw prompt."""
         core = self._core
-        core.front.begin_call()
-        try:
+        with core.front.call():
             completion = convert.completion_from_proto(request)
             messages = Messages(processor_pb2.CompleteResponse)
             turn = await core.complete(completion, _caller(call), call, messages)
@@ -95,13 +91,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 await call.send_from(messages)
             finally:
                 core.end(turn)
-        finally:
-            core.front.end_call()
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call
     ) -> processor_pb2.TokenizeResponse:
-        """Turn text or a conversation into token ids."""
         core = self._core
         _, text = core.models.text(request.model)
         kind = request.WhichOneof("input")
@@ -130,7 +123,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     async def Detokenize(
         self, request: processor_pb2.DetokenizeRequest, call: Call
     ) -> processor_pb2.DetokenizeResponse:
-        """Turn token ids into text."""
         _, text = self._core.models.text(request.model)
         ids = request.token_ids
         if len(ids) > MAX_DETOKENIZE_IDS:
@@ -145,7 +137,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call
     ) -> processor_pb2.ListModelsResponse:
-        """List the served models."""
         models = [model_to_proto(model) for model in self._core.models.status()]
         return processor_pb2.ListModelsResponse(models=models)
 

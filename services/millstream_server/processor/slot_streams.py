@@ -1,15 +1,32 @@
-"""Serves a client's slot stream, of any forwarded service."""
+"""DiffusionService and EmbeddingService at the Processor: slot streams, forwarded to workers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, embedding_pb2, embedding_pb2_grpc
+from millstream_server.diffusion.wire import (
+    image_from_proto,
+    image_response,
+    video_from_proto,
+    video_response,
+)
+from millstream_server.embedding.wire import (
+    embed_from_proto,
+    embed_response,
+    ranking_to_proto,
+    rerank_from_proto,
+)
+from millstream_server.generation.worker.session import WorkerSession
 from millstream_server.processor.convert import new_request_id
+from millstream_server.processor.diffusion.core import DiffusionCore
+from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
+from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.front import Front
 from millstream_server.protobuf.common import control_of
 from millstream_server.runtime.drain import OpenWork
@@ -23,15 +40,77 @@ from millstream_server.runtime.rpc.slot_session import (
     StartSlot,
 )
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
+from millstream_server.runtime.telemetry.tracing import ambient
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 RequestT = TypeVar("RequestT")
 EntryT = TypeVar("EntryT")
 EndT = TypeVar("EndT")
-MessageT = TypeVar("MessageT")
 
 _HALF_CLOSE_S = 1.0
 """How long a client that was told of the shutdown may send further requests."""
+
+
+DIFFUSION = "millstream.v1.DiffusionService"
+EMBEDDING = "millstream.v1.EmbeddingService"
+
+
+class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
+    """Serves DiffusionService; the rules are in diffusion.proto and generation.proto."""
+
+    def __init__(self, front: Front, core: DiffusionCore, text: TextForwarder) -> None:
+        self._front = front
+        self._images = Served(image_from_proto, core.run, image_response)
+        self._videos = Served(video_from_proto, core.run, video_response)
+        self._text = text
+
+    async def GenerateText(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
+    ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
+        texts = CountedTexts(self._text, self._text.unread, call.caller_key, call.fail)
+        session = WorkerSession(texts, diffusion_pb2.GenerateTextResponse)
+        with contextlib.closing(texts):
+            async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+                async for response in responses:
+                    texts.taken(session.frames.held_bytes)
+                    yield response
+
+    def GenerateImage(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
+    ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
+        return serve(self._front, self._images, request_iterator, call)
+
+    def GenerateVideo(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
+    ) -> AsyncIterator[diffusion_pb2.GenerateVideoResponse]:
+        return serve(self._front, self._videos, request_iterator, call)
+
+
+class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
+    """Serves EmbeddingService; the rules are in embedding.proto."""
+
+    def __init__(self, front: Front, core: VectorsCore) -> None:
+        self._front = front
+        self._core = core
+        self._batches = Served(embed_from_proto, core.embed, embed_response)
+
+    def Embed(
+        self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
+    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+        return serve(self._front, self._batches, request_iterator, call)
+
+    async def Rerank(
+        self, request: embedding_pb2.RerankRequest, call: Call
+    ) -> embedding_pb2.RerankResponse:
+        left_s = call.time_left_s
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        with self._front.call():
+            asked = rerank_from_proto(request, _trace_of(call, ambient()), deadline_s)
+            named = replace(asked, request_id=asked.request_id or new_request_id())
+            return ranking_to_proto(await self._core.rerank(named))
+
+
+# ---- a stream of any of them ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,49 +156,40 @@ class _Stream:
         self._call = call
 
     def control(self, message: Any) -> StartSlot[Any] | CancelSlot:
-        return _control(message, self._call, self._from_proto)
+        """Read a message whose oneof is `start` or `cancel`.
+
+        The request gets an id if its client sent none, and the RPC's deadline if that is sooner.
+
+        Raises:
+            InvalidRequestError: it is neither.
+        """
+        left_s = self._call.time_left_s
+        rpc_deadline_s = None if left_s is None else time.monotonic() + left_s
+
+        def read(start: Any, trace: TraceContext) -> Any:
+            request = self._from_proto(start, _trace_of(self._call, trace))
+            deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
+            return replace(
+                request,
+                request_id=request.request_id or new_request_id(),
+                deadline_s=min(deadlines, default=None),
+            )
+
+        return control_of(message, read)
 
 
-def _control(
-    message: Any,
-    call: Call,
-    convert: Callable[[Any, TraceContext], Any],
-) -> StartSlot[Any] | CancelSlot:
-    """Read a message whose oneof is `start` or `cancel`.
-
-    The request gets an id if its client sent none, and the RPC's deadline if that is sooner.
-
-    Raises:
-        InvalidRequestError: it is neither.
-    """
-    left_s = call.time_left_s
-    rpc_deadline_s = None if left_s is None else time.monotonic() + left_s
-
-    def read(start: Any, trace: TraceContext) -> Any:
-        request = convert(start, trace_of(call, trace))
-        deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
-        return replace(
-            request,
-            request_id=request.request_id or new_request_id(),
-            deadline_s=min(deadlines, default=None),
-        )
-
-    return control_of(message, read)
-
-
-def trace_of(call: Call, current: TraceContext) -> TraceContext:
+def _trace_of(call: Call, current: TraceContext) -> TraceContext:
     """Return the ``current`` trace or, without tracing in this process, the caller's own."""
     return incoming(call.metadata) if current == NOT_TRACED else current
 
 
-class _ClientMessages(Generic[MessageT]):
+class _ClientMessages:
     """Reads on for a second after a shutdown was announced; requests read by then still run.
 
     A worker would wait until its callers close their streams. A client may never do it.
     """
 
-    def __init__(self, messages: AsyncIterator[MessageT], work: OpenWork) -> None:
-        """Read ``messages`` until ``work`` leaves."""
+    def __init__(self, messages: AsyncIterator[Any], work: OpenWork) -> None:
         self._messages = messages
         self._work = work
         self._until_s: float | None = None
@@ -137,26 +207,20 @@ class _ClientMessages(Generic[MessageT]):
                 "this server is shutting down; continue on another one", retry_delay_s=0.1
             )
 
-    async def read(self) -> AsyncIterator[MessageT]:
-        """Yield the messages."""
-        with self._told():
+    async def read(self) -> AsyncIterator[Any]:
+        forget = self._work.when_leaving(self._leave)
+        try:
             while (message := await self._next()) is not None:
                 yield message
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        undo = self._work.when_leaving(self._leave)
-        try:
-            yield
         finally:
-            undo()
+            forget()
 
     def _leave(self) -> None:
         self._until_s = asyncio.get_running_loop().time() + _HALF_CLOSE_S
         if self._timeout is not None:
             self._timeout.reschedule(self._until_s)
 
-    async def _next(self) -> MessageT | None:
+    async def _next(self) -> Any:
         try:
             async with asyncio.timeout_at(self._until_s) as self._timeout:
                 return await anext(self._messages, None)

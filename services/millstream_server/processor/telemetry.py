@@ -1,6 +1,6 @@
 """Spans and metrics of requests and their legs.
 
-`FrontTelemetry.open` at a request's arrival, then `TurnTelemetry.model_known` and, for text,
+A `TurnTelemetry` is made at a request's arrival, then `TurnTelemetry.model_known` and, for text,
 `request_known`, `leg` for each leg, `first_token` and, at the end, `ended`; all other requests have
 `at_worker` and `succeeded`. `failed` ends one before. Nothing here runs per token.
 """
@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
 from millstream_server.control.engine import TEXT_TASKS, Role, Task
-from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
 from millstream_server.runtime.frozen import dataclass
@@ -57,9 +57,9 @@ class Usage:
 
 
 class RequestSpan:
-    """Without tracing: records nothing and passes the trace context on.
+    """The span of a request or of a part of it. Of `ended` and `failed` only the first call counts.
 
-    Of `finished`, `succeeded` and `failed` only the first call counts.
+    By itself, without tracing, it records nothing and passes the trace context on.
     """
 
     __slots__ = ()
@@ -68,64 +68,44 @@ class RequestSpan:
         """Return the trace context for the next hop; ``request`` is the incoming one."""
         return request
 
-    def finished(self, finish: Finish) -> None:
-        """Record that the request finished."""
-
-    def succeeded(self) -> None:
-        """Record that a request without tokens succeeded, instead of `finished`."""
+    def ended(self, *, cancelled: bool = False) -> None:
+        """Record the good end; ``cancelled``: as CANCELLED."""
 
     def failed(self, error: BaseException) -> None:
-        """Record the request's failure."""
+        """Record the failure."""
 
 
 NO_SPAN = RequestSpan()
 
 
 class TracedRequest(RequestSpan):
-    """With tracing: records a span."""
+    """With tracing: records a span, which the next hop's becomes a child of."""
 
     __slots__ = ("_span",)
 
     def __init__(self, span: Span) -> None:
-        """Own ``span``, which has started."""
         self._span: Span | None = span
 
     def carry(self, request: TraceContext) -> TraceContext:
-        """See `RequestSpan.carry`; the next hop becomes a child of this span."""
         return Tracing.carry(self._span, request.baggage) if self._span else request
 
-    def finished(self, finish: Finish) -> None:
-        """See `RequestSpan.finished`."""
-        self.succeeded()
-
-    def succeeded(self) -> None:
-        """See `RequestSpan.succeeded`."""
+    def ended(self, *, cancelled: bool = False) -> None:
         span, self._span = self._span, None
         if span is not None:
             span.end()
 
     def failed(self, error: BaseException) -> None:
-        """End the span with the failure's reason."""
-        span, self._span = self._span, None
-        if span is not None:
-            fail(span, reason_of(error), error)
-            span.end()
+        if self._span is not None:
+            fail(self._span, reason_of(error), error)
+        self.ended()
 
 
 class FrontTelemetry:
     """Makes the telemetry of a Processor's requests; one per process."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
-        """Record metrics and, with ``tracing``, spans."""
         self.tracing = tracing
         self._models: dict[tuple[Task, str, str], _ModelMetrics] = {}
-
-    def open(self, task: Task, trace: TraceContext = NOT_TRACED, number: int = 1) -> TurnTelemetry:
-        """Begin a request; ``trace`` is its own or its RPC's.
-
-        A turn is the ``number``-th of its conversation.
-        """
-        return TurnTelemetry(self, task, trace, number)
 
     def model(self, task: Task, provider: str, model: str) -> _ModelMetrics:
         """Return a model's metrics; ``model`` must be one we serve, or empty."""
@@ -168,13 +148,18 @@ class _ModelMetrics:
 
 
 class TurnTelemetry:
-    """Telemetry of a turn, or of another request; `FrontTelemetry.open` makes one."""
+    """Telemetry of a request that arrives now; a turn is the ``number``-th of its conversation."""
 
     __slots__ = ("_arrived", "_arrived_ns", "_context", "_first_token_at", "_metrics", "_number",
                  "_over", "_owner", "_sent", "_span", "_task", "trace", "trace_id")  # fmt: skip
 
-    def __init__(self, owner: FrontTelemetry, task: Task, trace: TraceContext, number: int) -> None:
-        """Begin now."""
+    def __init__(
+        self,
+        owner: FrontTelemetry,
+        task: Task,
+        trace: TraceContext = NOT_TRACED,
+        number: int = 1,
+    ) -> None:
         self._owner = owner
         self._task = task
         self.trace = trace
@@ -200,8 +185,8 @@ class TurnTelemetry:
             if request_id:
                 self._span.set_attribute("gen_ai.response.id", request_id)
 
-    def request_known(self, request: GenerationRequest, n: int) -> None:
-        """Record the turn's request."""
+    def request_known(self, request: GenerationRequest, n: int, *, own_seed: bool = True) -> None:
+        """Record the turn's request; ``own_seed``: its seed, if any, is the client's."""
         span = self._span
         if span is None or not span.is_recording():
             return
@@ -212,7 +197,7 @@ class TurnTelemetry:
             "gen_ai.request.max_tokens": sampling.max_new_tokens,
         }
         for knob, value in given_knobs(sampling):
-            if knob.attribute:
+            if knob.attribute and (own_seed or knob.name != "seed"):
                 attributes[knob.attribute] = value
         if n != 1:
             attributes["gen_ai.request.choice.count"] = n
@@ -241,7 +226,6 @@ class TurnTelemetry:
         return span
 
     def leg(self, role: Role, address: str) -> RequestSpan:
-        """Start the span of one leg."""
         self._sent = True
         span = self.at_worker(_LEGS[role], address)
         return _HandOff(span, self._measured) if role is Role.PREFILL else span
@@ -256,7 +240,6 @@ class TurnTelemetry:
         )
 
     def first_token(self) -> None:
-        """Record the time of the first token."""
         self._first_token_at = time.perf_counter()
         seconds = self._first_token_at - self._arrived
         self._measured.first_token.observe(seconds)
@@ -338,12 +321,11 @@ class _HandOff(RequestSpan):
     def carry(self, request: TraceContext) -> TraceContext:
         return self._leg.carry(request)
 
-    def finished(self, finish: Finish) -> None:
-        cancelled = finish.reason is FinishReason.CANCELLED
+    def ended(self, *, cancelled: bool = False) -> None:
         self._metrics.handed_off("CANCELLED" if cancelled else "ok")
         if not cancelled:
             self._metrics.hand_off.observe(time.perf_counter() - self._started)
-        self._leg.finished(finish)
+        self._leg.ended()
 
     def failed(self, error: BaseException) -> None:
         self._metrics.handed_off(reason_of(error))

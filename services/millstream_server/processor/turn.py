@@ -5,7 +5,6 @@ What its choices make of the workers' tokens leaves by its `TurnOutput`.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, logprob_bytes
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.sampling import MAX_SEED, Ability
+from millstream_server.generation.sampling import MAX_SEED, Ability, new_seed
 from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
 
-_SEED_BITS = MAX_SEED.bit_length()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnParts:
@@ -59,7 +56,7 @@ class Turn:
 
     __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_plan", "choices",
                  "error", "media", "options", "outcome", "output", "parts", "request", "seed",
-                 "telemetry", "text_model", "workers")  # fmt: skip
+                 "telemetry", "text_model", "used", "workers")  # fmt: skip
 
     def __init__(
         self,
@@ -97,6 +94,8 @@ class Turn:
         self._cancelled = False
         self.outcome = ""
         """Set by `close`: finish reasons, a failure's reason, or ABANDONED (the client is gone)."""
+        self.used: Usage
+        """Set by `close`: the final token counts."""
         self._admission = admission
         self._plan: Plan | None = None
         self._closed = False
@@ -114,22 +113,21 @@ class Turn:
         self._plan = plan if len(plan.legs) > 1 else None
         self.workers = plan.places
         if self.seed is None:
-            self.seed = _first_seed(self.request, plan)
+            self.seed = first_seed(self.request, plan)
         first, logprobs, transfer = plan.legs[0], self.request.logprobs, plan.transfer
         for choice in self.choices:
             if len(plan.legs) == 1:
                 self._start_leg(choice, first, choice, {})
                 continue
-            choice.prompt = Leg(self)
+            choice.prompt_leg = Leg(self)
             ticket = _mint(first, transfer, self.parts.ticket_key)
             choice.wants_prompt_logprobs = logprobs is not None and logprobs.prompt
-            self._start_leg(choice.prompt, first, choice, {"ticket": ticket})
+            self._start_leg(choice.prompt_leg, first, choice, {"ticket": ticket})
             choice.ticket = ticket
             if transfer is None or not transfer.prefill_first:
                 self._start_answer(choice)
 
     def _start_answer(self, choice: Choice) -> None:
-        """Start the second leg of a hand-off."""
         ticket, choice.ticket = choice.ticket, None
         changes: dict[str, Any] = {"ticket": ticket}
         if choice.wants_prompt_logprobs and self.request.logprobs:  # only the first leg has them
@@ -178,7 +176,7 @@ class Turn:
 
     def leg_ended(self, leg: Leg) -> None:
         """Handle a leg's end or failure; release the admission when the last leg has ended."""
-        choice = next(c for c in self.choices if leg is c or leg is c.prompt)
+        choice = next(c for c in self.choices if leg is c or leg is c.prompt_leg)
         if leg.result and leg.result.prompt_logprobs:
             self.output.count(logprob_bytes(leg.result.prompt_logprobs))
         if self.media:
@@ -218,7 +216,6 @@ class Turn:
 
     @property
     def complete(self) -> bool:
-        """Whether the last delta of every choice has been made."""
         return None not in [choice.finish_reason for choice in self.choices]
 
     def close(self) -> None:
@@ -229,8 +226,9 @@ class Turn:
         reasons = [c.finish_reason for c in self.choices if c.finish_reason]
         error = self.error.reason if self.error else "" if complete else ABANDONED
         self.outcome = error or "+".join(sorted({reason.name for reason in reasons}))
+        self.used = self.usage()
         try:
-            self.telemetry.ended(self.usage(), reasons, error, self.options.n)
+            self.telemetry.ended(self.used, reasons, error, self.options.n)
         finally:  # always: cancel at the workers and release the admission
             if not complete:
                 self.cancel()
@@ -241,15 +239,16 @@ class Turn:
 
     def usage(self) -> Usage:
         """Return the token counts so far."""
+        prompt, choices = self.request.prompt, self.choices
         return Usage(
-            prompt_tokens=len(self.request.prompt),
-            completion_tokens=sum(len(choice.token_ids) for choice in self.choices),
-            cached_tokens=self.choices[0].cached_tokens,
-            media_tokens=self.request.prompt.media_tokens,
+            len(prompt.token_ids),
+            sum([len(choice.token_ids) for choice in choices]),
+            choices[0].cached_tokens,
+            prompt.media_tokens,
         )
 
 
-def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
+def first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     """Return choice 0's seed: the client's or, if a worker of the plan takes one, a random one.
 
     An engine that takes seeds may use the same one for all requests without (SGLang uses 42), which
@@ -259,7 +258,7 @@ def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     if sampling.seed is not None or sampling.temperature == 0:
         return sampling.seed
     if any(_takes_seed(leg.place) for leg in plan.legs):
-        return secrets.randbits(_SEED_BITS)
+        return new_seed()
     return None
 
 

@@ -1,10 +1,10 @@
-"""The requests that wait to run: their order, their positions in it, and how long it may take."""
+"""The requests that wait to run: their order and their positions in it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from millstream_server.runtime.priority import Priority
@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from millstream_server.processor.admission import Admission, AdmissionQueue
 
 MAX_OVERTAKEN = 7
-_ENOUGH = 8
-"""Number of requests that must have ended before a wait is estimated."""
-_MEMORY = 32
-"""The mean is over about this many units."""
 
 Tell = Callable[[int], None]
 
@@ -57,7 +53,6 @@ class Waiting:
     """The requests of one queue that wait, by priority, then by arrival."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
         """Highest priority first."""
         self.count = 0
@@ -65,12 +60,10 @@ class Waiting:
         """How often in a row a later request has run before an earlier one."""
 
     def add(self, admission: Admission) -> None:
-        """Add one at the end of its lane."""
         self.lanes[admission.priority].add(admission)
         self.count += 1
 
     def remove(self, admission: Admission) -> None:
-        """Remove one, wherever it is."""
         self.lanes[admission.priority].remove(admission)
         self.count -= 1
 
@@ -81,7 +74,6 @@ class Waiting:
 
     @property
     def units(self) -> int:
-        """Units of capacity that they wait for."""
         return sum(lane.units for lane in self.lanes.values())
 
     def widths(self, priority: Priority) -> list[Counter[int]]:
@@ -89,11 +81,11 @@ class Waiting:
         return [lane.widths for p, lane in self.lanes.items() if p >= priority]
 
     def next(self) -> Admission | None:
-        """Return the one that runs next."""
         heads = self._heads()
         if not heads:
             return None
-        return min(heads, key=_by_arrival) if self.overtaken >= MAX_OVERTAKEN else heads[0]
+        late = self.overtaken >= MAX_OVERTAKEN
+        return min(heads, key=lambda head: head.number) if late else heads[0]
 
     def may_be_passed(self, priority: Priority) -> bool:
         """Return whether a new request may go first: only lower, not yet overdue ones wait."""
@@ -123,64 +115,6 @@ class Waiting:
             yield admission
 
 
-def _by_arrival(admission: Admission) -> int:
-    return admission.number
-
-
-class HeldTime:
-    """Running requests, and the mean time that a unit was held. Times are on the queue's clock."""
-
-    def __init__(self) -> None:
-        """Start without data."""
-        self._running: Counter[int] = Counter()
-        """Number of running requests by their width in units."""
-        self._running_units = 0
-        self._started_s = 0.0
-        """Sum of the running units' start times."""
-        self._ended = 0
-        self._held_units = 0
-        self._mean_s = 0.0
-
-    def begin(self, units: int, now_s: float) -> None:
-        """Add a request that starts to run."""
-        self._running[units] += 1
-        self._running_units += units
-        self._started_s += units * now_s
-
-    def end(self, units: int, since_s: float, now_s: float) -> None:
-        """Remove a request that started at ``since_s``."""
-        self._running[units] -= 1
-        self._running_units -= units
-        self._started_s = self._started_s - units * since_s if self._running_units else 0.0
-        self._ended += 1
-        self._held_units = min(self._held_units + units, _MEMORY)
-        share = min(1.0, units / self._held_units)
-        self._mean_s += (now_s - since_s - self._mean_s) * share
-
-    def wait_s(
-        self, units: int, ahead: Iterable[Counter[int]], limit: int, now_s: float
-    ) -> float | None:
-        """Estimate the least wait of ``units`` behind requests of the widths ``ahead``, in seconds.
-
-        None without enough data; see `processor.admission` for the formula.
-        """
-        if self._ended < _ENOUGH or not limit:
-            return None
-        running = _filled(self._running, limit)
-        waiting = sum(_filled(widths, limit) for widths in ahead)
-        missing = running + waiting + min(units, limit) - limit
-        held_s = now_s - self._started_s / self._running_units if self._running_units else 0.0
-        # Those held for longer than the mean may be stuck: they reduce the work by the mean at
-        # most.
-        work_s = missing * self._mean_s - running * min(held_s, self._mean_s)
-        return max(0.0, work_s) / limit
-
-
-def _filled(widths: Counter[int], limit: int) -> int:
-    """Count the units that requests of these widths use: each at most ``limit``."""
-    return sum(min(width, limit) * requests for width, requests in widths.items())
-
-
 class Positions:
     """Tells waiting requests of one queue how many run before them, whenever that changes.
 
@@ -203,7 +137,6 @@ class Positions:
         self._changed()
 
     def forget(self, admission: Admission) -> None:
-        """Tell no more."""
         self._waiting.pop(admission, None)
         self._told.pop(admission, None)
         if not self._waiting:

@@ -116,7 +116,7 @@ class Workers:
 
 
 def _telemetry() -> TurnTelemetry:
-    return FrontTelemetry().open(Task.CHAT)
+    return TurnTelemetry(FrontTelemetry(), Task.CHAT)
 
 
 def media_of(router: Router, workers: Any, name: str = "", *, shared: bool = False) -> TurnMedia:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from millstream_server.diffusion.checks import outputs_of, resolve
 from millstream_server.diffusion.diffuser import TASK_OF_KIND, DiffuserInfo
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 from millstream_server.links.unread import not_asked_for
-from millstream_server.processor.front import Fit, Front, FrontRequest, Running
+from millstream_server.processor.front import Fit, Front, FrontRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from millstream_server.control.engine import EngineInfo
+    from millstream_server.links.fleet import Fleet
     from millstream_server.runtime.rpc.slot_session import Output
 
 
@@ -28,36 +27,10 @@ _TEXT_CHARS = 4096
 """Most characters of a URL and of the names that a worker chooses."""
 
 
-class Making(Running, Protocol):
-    """A request for images or a video on its way to a worker and back."""
-
-    def entries(self) -> AsyncIterator[tuple[Progress | Chunk, bool]]:
-        """Yield what comes, and whether only the latest is of interest."""
-        ...
-
-    @property
-    def end(self) -> Finished:
-        """The good end, after `entries`."""
-        ...
-
-
-class Workers(Protocol):
-    """Runs requests on workers (`links.fleet.Fleet`)."""
-
-    def diffuse(self, address: str, request: DiffusionRequest) -> Making:
-        """Start a request.
-
-        Raises:
-            WorkerLostError: the worker accepts no such requests now.
-        """
-        ...
-
-
 class DiffusionCore:
     """Forwards requests for images and videos; one per process."""
 
-    def __init__(self, front: Front, workers: Workers) -> None:
-        """Run requests on ``workers``."""
+    def __init__(self, front: Front, workers: Fleet) -> None:
         self._front = front
         self._workers = workers
 
@@ -74,7 +47,9 @@ class DiffusionCore:
             request_id=request.request_id,
             deadline_s=request.deadline_s,
         ) as asked:
-            asked.hold(_nbytes(request))
+            asked.hold(
+                len(request.input_image) + len(request.prompt) + len(request.negative_prompt)
+            )
             engines = asked.find(request.model)
             request, fit = _checked(request, asked.model, engines)
             await asked.admit(
@@ -82,9 +57,8 @@ class DiffusionCore:
             )
             address, engine = asked.pick(fit, request.priority)
             request = _filled(request, _diffuser(engine), asked.model)
-            promised = PromisedFiles(
-                outputs_of(request), _pixels(request), address, to_url=request.to_url
-            )
+            pixels = (request.width or 0) * (request.height or 0) * (request.frames or 1)
+            promised = PromisedFiles(outputs_of(request), pixels, address, to_url=request.to_url)
             sent = replace(request, trace=asked.leg(address))
             making = asked.follow(self._workers.diffuse(address, sent))
             async for entry, _ in making.entries():
@@ -97,15 +71,6 @@ class DiffusionCore:
             promised.check_all(making.end)
             asked.end(input_tokens=making.end.prompt_tokens)
             return replace(making.end, request_id=request.request_id)
-
-
-def _nbytes(request: DiffusionRequest) -> int:
-    return len(request.input_image) + len(request.prompt) + len(request.negative_prompt)
-
-
-def _pixels(request: DiffusionRequest) -> int:
-    """Return the pixels of one output; its settings are filled in."""
-    return (request.width or 0) * (request.height or 0) * (request.frames or 1)
 
 
 def _checked(
@@ -152,7 +117,6 @@ class PromisedFiles:
     """The files of one request."""
 
     def __init__(self, outputs: int, pixels: int, worker: str, *, to_url: bool) -> None:
-        """Expect so many files of so many pixels each, as bytes or ``to_url``."""
         self._outputs = outputs
         self._most_bytes = _PIXEL_BYTES * pixels + _EXTRA_BYTES
         self._worker = worker

@@ -52,7 +52,6 @@ class TextForwarder:
     role = Role.DIFFUSION
 
     def __init__(self, front: Front, workers: Workers, unread: UnreadOutput) -> None:
-        """Run requests on ``workers``; ``unread`` counts what clients don't read."""
         self.work = front.work
         self.streams = OpenWork()
         """Not awaited in a drain: the server ends streams without requests."""
@@ -62,7 +61,6 @@ class TextForwarder:
         self._open: dict[str, _TextRequest] = {}
 
     def context_length_of(self, model: str) -> int:
-        """See `RequestRunner.context_length_of`."""
         return self._served(model).engine.context_length
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
@@ -90,7 +88,6 @@ class TextForwarder:
         return request.engine_id
 
     def cancel(self, engine_id: str) -> None:
-        """Stop a request at any stage."""
         forwarded = self._open.get(engine_id)
         if forwarded is not None:
             forwarded.cancel()
@@ -137,7 +134,6 @@ class _TextRequest:
         admission: Admission,
         telemetry: TurnTelemetry,
     ) -> None:
-        """Report to ``sink``."""
         self.ended: Callable[[], object] = lambda: None
         """Called at the end."""
         self._front = front
@@ -160,7 +156,6 @@ class _TextRequest:
             self._launch()
 
     def cancel(self) -> None:
-        """Stop waiting, or ask the worker to stop."""
         if self._cancel is None:
             self._admission.cancel()
         else:
@@ -208,18 +203,16 @@ class _TextRequest:
         asyncio.get_running_loop().call_soon(self.fail, error)
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Pass new tokens on."""
         if not self._started:
             self._started = True
             self._telemetry.first_token()
         self._sink.emit(token_ids, logprobs)
 
     def finish(self, finish: Finish) -> None:
-        """Pass the end on."""
         self._leave()
         self._sink.finish(finish)
         self._front.count(None)
-        self._span.finished(finish)
+        self._span.ended()
         usage = Usage(
             prompt_tokens=finish.prompt_tokens,
             completion_tokens=finish.completion_tokens,
@@ -228,7 +221,6 @@ class _TextRequest:
         self._telemetry.ended(usage, [finish.reason], "", 1)
 
     def fail(self, error: ServingError) -> None:
-        """Pass a failure on."""
         self._leave()
         self._sink.fail(error)
         self._front.count(error)
@@ -269,11 +261,9 @@ class CountedTexts:
         self._closed = False
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
-        """See `RequestRunner.submit`."""
         return self._runner.submit(request, _CountedSink(sink, self.add))
 
     def add(self, nbytes: int) -> None:
-        """Count output that has come."""
         if not self._closed:
             self._nbytes += nbytes
             self._unread.add(self, nbytes)
@@ -284,12 +274,10 @@ class CountedTexts:
         self._unread.remove(self, sent)
 
     def close(self) -> None:
-        """Count nothing any more."""
         self._closed = True
         self.taken(0)
 
     def overflowed(self) -> None:
-        """See `Gathering.overflowed`."""
         self.close()
         self._end_call(overflow())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from millstream_server.control.engine import Task
 from millstream_server.embedding.checks import check_embed, check_rerank
@@ -21,13 +21,12 @@ from millstream_server.embedding.request import (
 )
 from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.embedding.tokens import BatchTokenizer
-from millstream_server.processor.front import Fit, Front, FrontRequest, Running
+from millstream_server.processor.front import Fit, Front, FrontRequest
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from millstream_server.control.engine import EngineInfo
+    from millstream_server.links.fleet import Fleet
     from millstream_server.processor.prompts import Prompts
     from millstream_server.runtime.rpc.slot_session import Output
 
@@ -40,44 +39,10 @@ _ANY_IDS = (0,)
 """Stands for an input while all else of a request is checked."""
 
 
-class Embedding(Running, Protocol):
-    """A batch on its way to a worker and back."""
-
-    def entries(self) -> AsyncIterator[tuple[Vectors, bool]]:
-        """Yield vectors as they come."""
-        ...
-
-    @property
-    def end(self) -> EmbedFinished:
-        """The good end, after `entries`."""
-        ...
-
-
-class Workers(Protocol):
-    """Runs requests on workers (`links.fleet.Fleet`)."""
-
-    def embed(self, address: str, request: EmbedRequest) -> Embedding:
-        """Start a batch.
-
-        Raises:
-            WorkerLostError: the worker accepts no such requests now.
-        """
-        ...
-
-    async def rerank(self, address: str, request: RerankRequest) -> Ranking:
-        """Score pairs.
-
-        Raises:
-            ServingError: they were not scored.
-        """
-        ...
-
-
 class VectorsCore:
     """Forwards batches of texts, and queries with documents; one per process."""
 
-    def __init__(self, front: Front, prompts: Prompts, workers: Workers) -> None:
-        """Run requests on ``workers``, tokenize in the threads of ``prompts``."""
+    def __init__(self, front: Front, prompts: Prompts, workers: Fleet) -> None:
         self._front = front
         self._threads = prompts.threads
         self._workers = workers
@@ -93,7 +58,7 @@ class VectorsCore:
         """
         texts = {i for i, part in enumerate(request.inputs) if isinstance(part, str)}
         with self._open(Task.EMBED, request) as asked:
-            asked.hold(_nbytes(request))
+            asked.hold(4 * sum(map(len, request.inputs)))  # of texts about, then of their ids
             asked.find(request.model)
             request, fit = await self._embed_request(request, texts, asked)
             await asked.admit(request.priority, tokens=sum(map(len, request.inputs)))
@@ -209,11 +174,6 @@ class VectorsCore:
             await self._threads.run(lambda: fit.require(engines), seconds, batch=True)
 
 
-def _nbytes(request: EmbedRequest) -> int:
-    """Return about what a batch takes: its texts, then its ids of four bytes."""
-    return 4 * sum(map(len, request.inputs))
-
-
 def _check_form(request: RerankRequest) -> None:
     """Check that there are either texts or pairs.
 
@@ -262,7 +222,6 @@ class PromisedVectors:
     """The vectors of one batch: each input's once, of the right size."""
 
     def __init__(self, inputs: int, dimensions: int, worker: str) -> None:
-        """Expect so many vectors of so many numbers."""
         self._missing = set(range(inputs))
         self._dimensions = dimensions
         self._worker = worker

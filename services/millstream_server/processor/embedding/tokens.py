@@ -30,7 +30,6 @@ class BatchTokenizer:
     """Tokenizes batches within a limit of tokens."""
 
     def __init__(self, threads: TextThreads, max_tokens: int) -> None:
-        """Work in ``threads``; refuse batches of more than ``max_tokens``."""
         self._threads = threads
         self._max_tokens = max_tokens
 

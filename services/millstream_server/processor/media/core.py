@@ -169,7 +169,7 @@ class TurnMedia:
         except BaseException as error:
             span.failed(error)
             raise
-        span.succeeded()
+        span.ended()
         if self._released:  # another item has failed meanwhile
             self._media.encoders.release(address, item.lease)
             raise RequestCancelledError("the turn ended before its media were encoded")

@@ -20,6 +20,13 @@ from millstream_server.runtime.rpc.grpc_server import plain_grpc_log
 from millstream_server.runtime.telemetry.log import configure, get_log
 
 log = get_log(__name__)
+
+_YOUNG_OBJECTS = 10_000
+"""New objects between two garbage collections; requests leave hardly any cycles behind.
+
+With Python's 700 a busy Processor spends 2 % of its time on collections that find nothing.
+"""
+
 S = TypeVar("S", bound=ServiceSettings)
 T = TypeVar("T")
 
@@ -39,6 +46,7 @@ def main(
     # Objects made by imports live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS)
     give_back_freed_memory()
     loaded = settings.load(settings_cls, prog=prog, description=description)
     configure(loaded.log_level, loaded.log_format)
