@@ -27,9 +27,15 @@ async def _refused(config: VllmEngineConfig) -> str:
     return refused.value.message
 
 
-async def test_an_argument_that_vllm_refuses(model: Path) -> None:
-    message = await _refused(VllmEngineConfig(model_path=str(model), extra={"block_size": 7}))
+async def test_settings_that_vllm_refuses(model: Path) -> None:
+    """In this process, before it starts any."""
+    message = await _refused(VllmEngineConfig(model_path=str(model), context_length=10**7))
     assert message.startswith("vLLM can't start with these settings: ")
+
+
+async def test_settings_that_its_core_refuses(model: Path) -> None:
+    message = await _refused(VllmEngineConfig(model_path=str(model), extra={"block_size": 7}))
+    assert message.startswith("vLLM's core process ended while it loaded the model; ")
 
 
 async def test_an_argument_that_is_managed(model: Path) -> None:

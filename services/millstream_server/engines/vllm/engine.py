@@ -43,6 +43,7 @@ class VllmEngine:
         self._runs = Runs(config.role, config.transfer_timeout_s, self._lose)
         self._lifetime: VllmLifetime[GeneratorInfo] = VllmLifetime(config, self._runs.fail_all)
         self._kv = KvFeed()
+        self._probes: dict[int, asyncio.Task[None]] = {}
         self._controls = NO_CONTROLS
         self._profiles: Path | None = None
 
@@ -94,20 +95,28 @@ class VllmEngine:
         return self._runs.outputs.steps(dp_rank)
 
     async def probe(self, dp_rank: int) -> None:
-        """Run two tokens through; without a hand-off, which needs a peer."""
+        """Run two tokens through; without a hand-off, which needs a peer.
+
+        An aborted probe stays until vLLM has let go of it, which a vLLM that hangs doesn't: the
+        next probe waits for the same one, so that a long hang doesn't pile them up.
+        """
         _, info = self._lifetime.ready()
+        probe = self._probes.get(dp_rank)
+        if probe is None or probe.done():
+            rank = dp_rank if info.dp_size > 1 else None
+            probe = self._probes[dp_rank] = asyncio.create_task(self._probe(rank))
+            probe.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(probe)
+
+    async def _probe(self, dp_rank: int | None) -> None:
         request = GenerationRequest(
             prompt=Prompt((0,) * 4),
             sampling=Sampling(max_new_tokens=2, temperature=0.0, ignore_eos=True),
-            dp_rank=dp_rank if info.dp_size > 1 else None,
+            dp_rank=dp_rank,
         )
         sink = CollectingSink()
         self._runs.launch(Run(request, sink, request.engine_id))
-        try:
-            finish = await sink.result()
-        except asyncio.CancelledError:
-            self.abort(request.engine_id)
-            raise
+        finish = await sink.result()
         if finish.reason is FinishReason.CANCELLED:
             raise EngineFailedError("The engine dropped the probe.")
 
