@@ -152,14 +152,14 @@ async def test_a_source_that_fails_says_when_it_is_over(
     path.write_text("a:1\n")
     discovery = FileDiscovery(path, interval_s=0.01)
     caplog.set_level("INFO")
-    async with contextlib.aclosing(discovery.watch()) as watch:
-        assert await _next(watch) == {"a:1"}
-        news = asyncio.ensure_future(_next(watch))
-        path.write_text("nonsense\n")
-        await until(lambda: failing() == 1)
-        assert "workers are found again" not in caplog.text
-        path.write_text("b:2\n")
-        assert await news == {"b:2"}
+    watch = discovery.watch()
+    assert await _next(watch) == {"a:1"}
+    news = asyncio.ensure_future(_next(watch))
+    path.write_text("nonsense\n")
+    await until(lambda: failing() == 1)
+    assert "workers are found again" not in caplog.text
+    path.write_text("b:2\n")
+    assert await news == {"b:2"}
     assert failing() == 0
     assert "workers are found again" in caplog.text
 
