@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from millstream_server.processor.app import SERVICES
-from tests.support.deploy.deploy_tools import Helm, Manifest, RenderError, merged, objects
+from tests.support.deploy.deploy_tools import (
+    KUBERNETES,
+    Helm,
+    Manifest,
+    RenderError,
+    merged,
+    objects,
+)
 
 Render = Callable[..., list[Manifest]]
 ON: dict[str, Any] = {
@@ -41,6 +48,32 @@ def test_the_route_leads_to_the_processors_service(render: Render) -> None:
     }
 
 
+def test_an_ingress_leads_to_the_processors_service(
+    render: Render, kube_validate: Callable[[Sequence[Manifest], str], None]
+) -> None:
+    grpc = {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}
+    values = {
+        "enabled": True,
+        "className": "nginx",
+        "host": "chat.example.com",
+        "tlsSecret": "chat-tls",
+        "annotations": grpc,
+    }
+    manifests = render(values=merged(ON, {"gateway": {"ingress": values}}))
+    kube_validate(manifests, KUBERNETES[-1])
+    (ingress,) = objects(manifests, "Ingress")
+    assert ingress["metadata"]["annotations"] == grpc
+    (rule,) = ingress["spec"]["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    (service,) = (s for s in objects(manifests, "Service") if named(s) == backend["name"])
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+    assert ingress["spec"]["tls"] == [{"hosts": [rule["host"]], "secretName": "chat-tls"}]
+
+
+def named(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["name"])
+
+
 def test_the_inference_pool_is_of_processors(render: Render) -> None:
     manifests = render(values=ON)
     (pool,) = objects(manifests, "InferencePool")
@@ -62,6 +95,7 @@ def test_the_inference_pool_is_of_processors(render: Render) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
+        ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.host is empty"),
         ({"gateway": {"route": {"parentRefs": []}}}, "gateway.route.parentRefs is empty"),
         (
             {"gateway": {"inferencePool": {"endpointPicker": {"name": ""}}}},

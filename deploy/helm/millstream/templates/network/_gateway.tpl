@@ -21,7 +21,11 @@ gateway.inferencePool.enabled is true, and the cluster has no InferencePool; ins
 gateway.inferencePool.enabled is true, and gateway.inferencePool.endpointPicker.name is empty; name the service of the endpoint picker, which this chart doesn't install
 {{- end -}}
 {{- end -}}
-{{- if and (or $route.enabled $pool.enabled) (not .Values.processor.enabled) }}
-gateway.route or gateway.inferencePool is enabled, and the Processor isn't; set processor.enabled=true, or both to false
+{{- $ingress := .Values.gateway.ingress -}}
+{{- if and $ingress.enabled (not $ingress.host) }}
+gateway.ingress.enabled is true, and gateway.ingress.host is empty; name the host that clients use
+{{- end -}}
+{{- if and (or $route.enabled $pool.enabled $ingress.enabled) (not .Values.processor.enabled) }}
+gateway.route, gateway.ingress or gateway.inferencePool is enabled, and the Processor isn't; set processor.enabled=true, or all of them to false
 {{- end -}}
 {{- end -}}
