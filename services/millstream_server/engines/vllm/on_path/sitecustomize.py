@@ -1,8 +1,8 @@
 # ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
 """Python runs this at the start of every process that has this folder on PYTHONPATH.
 
-It lets torchvision be imported next to a CPU build of PyTorch, calms NIXL, then runs the `sitecustomize` that
-it shadows, if there is one.
+It lets torchvision be imported next to a CPU build of PyTorch, calms NIXL, then runs the
+`sitecustomize` that it shadows, if there is one.
 """
 
 from __future__ import annotations
