@@ -1,8 +1,8 @@
 # ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
 """Python runs this at the start of every process that has this folder on PYTHONPATH.
 
-It lets torchvision be imported next to a CPU build of PyTorch, then runs the `sitecustomize` that
-it shadows, if there is one.
+It lets torchvision be imported next to a CPU build of PyTorch, calms NIXL, then runs the
+`sitecustomize` that it shadows, if there is one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 from pathlib import Path
 
 from millstream_server.engines.torch_on_cpu import (
+    calm_nixl_in_vllm,
     declare_when_torchvision_is_imported,
     run_shadowed_sitecustomize,
 )
 
 declare_when_torchvision_is_imported()
+calm_nixl_in_vllm()
 run_shadowed_sitecustomize(Path(__file__).resolve().parent)
 # vLLM's core process has no threads of ours: it may fork its workers, which is vLLM's default and
 # saves each of them the import of vLLM.

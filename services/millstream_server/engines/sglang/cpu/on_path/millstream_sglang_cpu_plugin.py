@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-_PROGRESS_DELAY_US = 1000
-
 
 class _HostEvent:
     """Stand-in for `torch.cuda.Event`: work on the CPU is synchronous, so always complete."""
@@ -77,21 +75,9 @@ def _register_kv_cache_as_host_memory() -> None:
 
 
 def _calm_nixl_progress_thread() -> None:
-    """Add a pause to NIXL's progress thread: else two idle engines keep a core busy.
-
-    A millisecond between polls has no measurable effect on a hand-off over loopback.
-    """
-    if find_spec("nixl") is None:
-        return
-    bindings: Any = _module_with("nixl._api", "nixlBind").nixlBind
-    if not hasattr(bindings.nixlAgentConfig, "pthrDelay"):
-        raise RuntimeError("The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have.")
-
-    class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[misc]
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, _PROGRESS_DELAY_US if name == "pthrDelay" else value)
-
-    bindings.nixlAgentConfig = PatientAgentConfig
+    """See `calm_nixl`."""
+    if find_spec("nixl") is not None:
+        importlib.import_module("millstream_server.engines.torch_on_cpu").calm_nixl()
 
 
 def _allow_deterministic_sampling() -> None:
