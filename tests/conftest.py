@@ -164,7 +164,7 @@ def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None
 
 
 def _begin_forking(files: Iterable[Path], *, sglang: bool) -> None:
-    folders = {part for file in files for part in file.parts}
+    folders = {part for file in files if "vllm_engine" not in file.parts for part in file.parts}
     if folders & {"clients", "deploy", "e2e", "integration"}:
         forked.begin("services")
     if sglang:

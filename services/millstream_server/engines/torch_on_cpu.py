@@ -116,22 +116,6 @@ def calm_nixl() -> None:
     bindings.nixlAgentConfig = PatientAgentConfig
 
 
-class _WhenVllmTakesNixl(MetaPathFinder):
-    """Finds nothing; it calms NIXL in time."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname.endswith(".kv_connector.v1.nixl.base_worker"):
-            calm_nixl()
-        return None
-
-
-def calm_nixl_in_vllm() -> None:
-    """Do that once vLLM is about to use NIXL; for processes that may never."""
-    sys.meta_path.insert(0, _WhenVllmTakesNixl())
-
-
 def run_shadowed_sitecustomize(folder: Path) -> None:
     """Run the `sitecustomize` that the one in ``folder`` shadows, if there is one."""
     rest = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -101,6 +103,14 @@ async def test_greedy_equals_transformers(pair: Pair, expected: list[list[int]])
         assert got == wanted
         assert first.completion_tokens == 0
         assert (first.prompt_tokens, last.prompt_tokens) == (len(ids), len(ids))
+
+
+async def test_workers_keep_all_cores(pair: Pair) -> None:
+    """vLLM would bind both to one core (`engines/vllm/nixl_on_cpu.py`)."""
+    for engine in (pair.prefill, pair.decode):
+        built, _ = engine.engine._lifetime.ready()
+        for pid in built.pids():
+            assert len(psutil.Process(pid).cpu_affinity()) == len(os.sched_getaffinity(0))
 
 
 async def test_all_at_once(pair: Pair, expected: list[list[int]]) -> None:

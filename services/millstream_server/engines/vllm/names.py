@@ -46,6 +46,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         *("add_lora_async", "remove_lora_async", "sleep_async", "wake_up_async", "shutdown"),
     ),
     "vllm.v1.engine.core.EngineCoreProc": ("run_engine_core",),
+    "vllm.platforms.cpu.CpuPlatform": ("discover_numa_topology",),
 }
 
 
