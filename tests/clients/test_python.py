@@ -36,7 +36,10 @@ def _python(minor: int) -> Path | None:
     """Find a Python 3.MINOR that runs; pyenv's needn't be on PATH."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     name = f"python3.{minor}"
-    found = [shutil.which(name), *sorted(pyenv.glob(f"versions/3.{minor}.*/bin/{name}"))]
+    found: list[str | Path | None] = [
+        shutil.which(name),
+        *sorted(pyenv.glob(f"versions/3.{minor}.*/bin/{name}")),
+    ]
     if minor == sys.version_info.minor:
         found.insert(0, sys.executable)
     for one in filter(None, found):
