@@ -15,6 +15,7 @@ _SHOWN = {
     "go": {"go": "*.go"},
     "java": {"java": "*.java"},
     "ruby": {"ruby": "example.rb"},
+    "rust": {"rust": "**/*.rs", "toml": "Cargo.toml"},
     "typescript": {"ts": "example.ts"},
 }
 _OTHER = {"sh", "xml"}
@@ -28,3 +29,11 @@ def test_a_page_shows_code_that_is_run(language: str) -> None:
     for kind, code in shown:
         files = (_CLIENTS / language).glob(_SHOWN[language][kind])
         assert any(code in file.read_text() for file in files), code
+
+
+def test_the_rust_page_has_the_whole_program() -> None:
+    text = (_PAGES / "rust.md").read_text()
+    for file in ("Cargo.toml", "build.rs", "src/main.rs"):
+        assert f"\n{(_CLIENTS / 'rust' / file).read_text()}```" in text
+    # prost-build panics without the well-known types that our messages have.
+    assert '== "google.protobuf"' in text
