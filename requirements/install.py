@@ -383,9 +383,9 @@ def is_usable() -> bool:
 def check_python() -> None:
     """Stop where this Python isn't one that pyproject.toml allows."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    found = re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', text, re.MULTILINE)
+    found = re.search(r'^services-python = ">=3\.(\d+),<3\.(\d+)"', text, re.MULTILINE)
     if not found:
-        raise InstallError("pyproject.toml: requires-python isn't of the form >=3.x,<3.y")
+        raise InstallError("pyproject.toml: services-python isn't of the form >=3.x,<3.y")
     if sys.prefix == sys.base_prefix:
         raise InstallError(f"{sys.executable} isn't in a virtual environment: run `make setup`")
     first, after = int(found[1]), int(found[2])

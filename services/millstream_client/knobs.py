@@ -122,7 +122,8 @@ _KINDS: dict[int, tuple[type[float | int | bool], int]] = {
 }
 
 KNOBS: tuple[Knob, ...] = tuple(
-    Knob(field.name, *_KINDS[field.type], field.is_repeated, _HELP.get(field.name, ""))
+    # protobuf has `is_repeated` from 6.31 on only.
+    Knob(field.name, *_KINDS[field.type], field.default_value == [], _HELP.get(field.name, ""))
     for field in _SAMPLING.fields
     if field.type in _KINDS
 )

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_checks import ExampleChecks
+from tests.support.clients.client_examples import ExampleSuite
 
 _MODULE = ROOT / "generated" / "go"
 _EXAMPLE = Path(__file__).with_name("go")
@@ -45,6 +46,35 @@ class TestGo(ExampleChecks):
         example = built("go", [_MODULE, _EXAMPLE], _build) / "example"
         # grpc-go before 1.43 retries only when told to.
         return ["env", "GRPC_GO_RETRY=on", str(example)]
+
+
+def _build_ask(folder: Path) -> None:
+    """Build the page's program; Debian's grpc-go is too old for two of its lines."""
+    module = folder / "src" / _PATH
+    module.parent.mkdir(parents=True)
+    module.symlink_to(_MODULE)
+    program = (_EXAMPLE / "ask" / "main.go").read_text()
+    for new, old in (
+        ("grpc.NewClient(", "grpc.Dial("),
+        ("grpc.WithTransportCredentials(insecure.NewCredentials())", "grpc.WithInsecure()"),
+        ('\t"google.golang.org/grpc/credentials/insecure"\n', ""),
+    ):
+        assert new in program
+        program = program.replace(new, old)
+    (folder / "main.go").write_text(program)
+    run(["go", "build", "-o", folder / "ask", "."], folder, _environment(folder))
+
+
+def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
+    need("go", _LIBRARIES / "src" / "google.golang.org" / "grpc")
+    example_suite.check_ask([built("go-ask", [_MODULE, _EXAMPLE], _build_ask) / "ask"])
+
+
+def test_the_module_names_what_it_imports() -> None:
+    """As `go mod tidy` would leave it; it can't run here."""
+    text = (_MODULE / "go.mod").read_text()
+    assert "google.golang.org/genproto/googleapis/rpc v0" in text.partition("\n)\n")[0]
+    assert "go-cmp v0.6.0 h1:" not in (_MODULE / "go.sum").read_text()
 
 
 def test_the_modules_path_is_the_one_that_the_protos_declare() -> None:

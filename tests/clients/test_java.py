@@ -9,10 +9,12 @@ import pytest
 
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_checks import ExampleChecks
+from tests.support.clients.client_examples import ExampleSuite
 
 _PROTOS = ROOT / "proto"
 _DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
 _EXAMPLE = Path(__file__).with_name("java")
+_PACKAGE = ROOT / "generated" / "java" / "src" / "main" / "java"
 _JARS = [
     Path("/usr/share/java", f"{name}.jar")
     for name in (
@@ -42,8 +44,10 @@ def _class_path(*folders: Path) -> str:
     return ":".join(map(str, [*folders, *_JARS]))
 
 
-def _compile(sources: Path, classes: Path, *libraries: Path, release: int) -> None:
-    files = sorted(map(str, sources.rglob("*.java")))
+def _compile(
+    sources: Path, classes: Path, *libraries: Path, release: int, pattern: str = "**/*.java"
+) -> None:
+    files = sorted(map(str, sources.glob(pattern)))
     options = [
         "-J-XX:TieredStopAtLevel=1",
         "-nowarn",
@@ -56,37 +60,69 @@ def _compile(sources: Path, classes: Path, *libraries: Path, release: int) -> No
     run(["javac", *options, "-cp", _class_path(*libraries), *files], sources)
 
 
-def _build(folder: Path, source: str, *protos: str, release: int) -> None:
-    """Make stubs and compile them; `pom.xml` does the same with generators of Maven Central."""
+def _build(folder: Path, source: str, *protos: str) -> None:
+    """Make stubs and compile them; `pom.xml` does the same with generators of Maven Central.
+
+    As Java 8 code, which the libraries still support.
+    """
     made = folder / "sources"
     made.mkdir()
     plugin = ["--plugin=protoc-gen-grpc=/usr/bin/grpc_java_plugin", f"--grpc_out={made}"]
     run(["protoc", source, f"--java_out={made}", *plugin, *protos], folder)
     for path in made.rglob("*Grpc.java"):  # Debian has no javax.annotation
         path.write_text(re.sub(r"@javax\.annotation\.Generated\([^)]*\)", "", path.read_text()))
-    _compile(made, folder, release=release)
-
-
-def _build_stubs(folder: Path) -> None:
-    """Compile the contract's stubs as Java 8 code, which the libraries still support."""
-    protos = [str(path.relative_to(_PROTOS)) for path in sorted(_PROTOS.glob("millstream/v1/*"))]
-    _build(folder, f"--proto_path={_PROTOS}", *protos, release=8)
+    _compile(made, folder, release=8)
 
 
 def _build_others(folder: Path) -> None:
-    _build(folder, f"--descriptor_set_in={_DESCRIPTORS}", *_OTHER_PROTOS, release=11)
+    _build(folder, f"--descriptor_set_in={_DESCRIPTORS}", *_OTHER_PROTOS)
+
+
+def _build_package(folder: Path, others: Path) -> None:
+    protos = [str(path.relative_to(_PROTOS)) for path in sorted(_PROTOS.glob("millstream/v1/*"))]
+    _build(folder, f"--proto_path={_PROTOS}", *protos)
+    _compile(_PACKAGE, folder, folder, others, release=8)
+
+
+def _libraries() -> tuple[Path, Path]:
+    """Build the package, and what Debian lacks."""
+    need("java", "javac", "protoc", "grpc_java_plugin", *_JARS)
+    others = built("java-others", [_DESCRIPTORS], _build_others)
+    package = built(
+        "java-package", [_PROTOS, _PACKAGE], lambda folder: _build_package(folder, others)
+    )
+    return others, package
+
+
+def _java(name: str, sources: Path, pattern: str, main: str) -> list[str]:
+    """Compile a program; returns how it is started."""
+    libraries = _libraries()
+    made = built(
+        name,
+        [_PROTOS, _PACKAGE, sources],
+        lambda folder: _compile(sources, folder, *libraries, release=11, pattern=pattern),
+    )
+    return ["java", "-Xshare:auto", "-cp", _class_path(made, *libraries), main]
 
 
 class TestJava(ExampleChecks):
     @pytest.fixture(scope="class")
     @classmethod
     def command(cls) -> list[str]:
-        need("java", "javac", "protoc", "grpc_java_plugin", *_JARS)
-        stubs = built("java-stubs", [_PROTOS], _build_stubs)
-        others = built("java-others", [_DESCRIPTORS], _build_others)
-        example = built(
-            "java-example",
-            [_PROTOS, _EXAMPLE],
-            lambda folder: _compile(_EXAMPLE, folder, stubs, others, release=11),
-        )
-        return ["java", "-Xshare:auto", "-cp", _class_path(example, stubs, others), "Example"]
+        return _java("java-example", _EXAMPLE, "*.java", "Example")
+
+
+def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
+    example_suite.check_ask(_java("java-ask", _EXAMPLE / "ask", "**/*.java", "Ask"))
+
+
+def test_the_pages_program_has_what_the_package_has() -> None:
+    """Maven Central isn't at hand: the pom was run by hand, and its versions are compared."""
+    ours = (ROOT / "generated/java/pom.xml").read_text()
+    theirs = (_EXAMPLE / "ask" / "pom.xml").read_text()
+    (grpc,) = re.findall(r"<grpc.version>(.+)</grpc.version>", ours)
+    (package,) = re.findall(r"<artifactId>millstream-grpc</artifactId>\s+<version>(.+)</", ours)
+    assert f"<grpc.version>{grpc}</grpc.version>" in theirs
+    assert f"<version>{package}</version>" in theirs
+    for needed in ("grpc-netty-shaded", "grpc-services", "gson"):
+        assert f"<artifactId>{needed}</artifactId>" in theirs

@@ -24,7 +24,9 @@ backend-path = ["."]
 [project]
 name = "project"
 version = "1"
-requires-python = ">=3.{first},<3.{after}"
+
+[tool.millstream]
+services-python = ">=3.{first},<3.{after}"
 """
 # Enough for `pip install --editable .` without a package index.
 BACKEND = """\

@@ -7,18 +7,23 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distribution, packages_distributions
+from importlib.metadata import distribution, packages_distributions, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from millstream_server.cli import machine
 from millstream_server.cli.main import main
+from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.runtime.lifecycle import main as service
 
 ROOT = Path(__file__).parents[2]
 STUBS = ROOT / "generated" / "python" / "millstream" / "v1"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 BASE: list[str] = PROJECT["dependencies"]
 CLI: list[str] = PROJECT["optional-dependencies"]["cli"]
 
@@ -86,10 +91,13 @@ def test_the_base_install_takes_what_the_stubs_take(files: str, pattern: str, na
     generated = {v for file in STUBS.glob(files) for v in re.findall(pattern, file.read_text())}
     (oldest,) = generated
     major, minor, *_ = map(int, oldest.split("."))
+    newest_major = int(version(name).partition(".")[0])
     assert specifier.contains(oldest)
     assert not specifier.contains(f"{major}.{minor - 1}.9")  # the stubs refuse it
-    assert specifier.contains(f"{major}.{minor + 9}.0")
-    assert not specifier.contains(f"{major + 1}.0.0")
+    assert specifier.contains(f"{newest_major}.999.0")
+    # protobuf promises to run the stubs of the generation before, and no older ones.
+    assert newest_major - major <= 1
+    assert not specifier.contains(f"{newest_major + 1}.0.0")
 
 
 def test_the_client_needs_the_base_install_alone() -> None:
@@ -137,6 +145,45 @@ def test_up_without_the_services_packages_says_what_to_install(
     assert capsys.readouterr().err == (
         "error: the services need surely-not-installed: pip install 'millstream[cli,processor]'\n"
     )
+
+
+def _on_python(monkeypatch: pytest.MonkeyPatch, *version: int) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+
+
+def test_the_base_install_takes_pythons_that_services_do_not() -> None:
+    base = SpecifierSet(PROJECT["requires-python"])
+    assert [minor for minor in range(20) if base.contains(f"3.{minor}.9")] == [11, 12, 13, 14]
+    assert PYPROJECT["tool"]["millstream"]["services-python"] == ">=3.11,<3.13"
+
+
+def test_services_say_which_python_they_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "services run on Python 3.11 to 3.12, and this is 3.13.1"
+    _on_python(monkeypatch, 3, 13, 1)
+    with pytest.raises(SystemExit) as ended:
+        service.main(ProcessorSettings, _never, prog="millstream-processor", description="")
+    assert ended.value.code == f"millstream-processor: {why}"
+    assert main(["up", "--engine", "simulated"]) == 1
+    assert capsys.readouterr().err == f"error: {why}\n"
+    assert machine.python().what == why
+    _on_python(monkeypatch, 3, 12, 9)
+    assert machine.python() == machine.ok("Python 3.12.9")
+
+
+async def _never(_settings: ProcessorSettings) -> int:
+    raise AssertionError
+
+
+def test_type_checkers_may_read_every_package() -> None:
+    packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    for package in map(ROOT.joinpath, packages):
+        # `millstream` is a namespace: its parts are marked (PEP 561).
+        parts = [package] if (package / "__init__.py").exists() else list(package.iterdir())
+        assert parts
+        for part in parts:
+            assert (part / "py.typed").exists(), part
 
 
 def test_the_entry_point_is_the_one_tested() -> None:

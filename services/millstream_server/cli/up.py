@@ -39,12 +39,15 @@ from millstream_server.cli.suite.plan import (
 from millstream_server.cli.suite.processes import Child, StartError, Suite
 from millstream_server.cli.suite.running import announced
 from millstream_server.routing.policy import PolicyName
+from millstream_server.runtime.lifecycle.python import wrong_python
 
 CommandOf = Callable[[PlannedService], list[str]]
 
 
 def run(args: argparse.Namespace) -> int:
     """Start, watch until Ctrl-C or SIGTERM, drain; return the exit code."""
+    if why := wrong_python():
+        return fail(why)
     if lacking := machine.services_lack():
         recipe = "pip install 'millstream[cli,processor]'"
         return fail(f"the services need {', '.join(lacking)}: {recipe}")

@@ -2,8 +2,9 @@ package main
 
 import (
 	"google.golang.org/genproto/googleapis/rpc/code"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/status"
+
+	"github.com/millstream/millstream/generated/go/failure"
 )
 
 // codeName is the canonical name, DEADLINE_EXCEEDED; grpc-go's own is DeadlineExceeded. A context's
@@ -12,30 +13,23 @@ func codeName(err error) string {
 	return code.Code(status.Convert(err).Code()).String()
 }
 
-// printError decodes the details that the server put into grpc-status-details-bin; status.Details does
-// the decoding. A failure of gRPC itself, such as a lost connection, has none.
+// printError prints the details that the server put into grpc-status-details-bin.
 func printError(call string, err error) {
-	found := status.Convert(err)
-	e := event{
-		"event": "error", "call": call, "code": codeName(err), "message": found.Message(),
-		"reason": "", "domain": "", "retryable": false, "retry_delay_s": nil,
+	f := failure.Of(err)
+	if f == nil { // a failure of gRPC itself, such as a lost connection
+		f = &failure.Failure{Message: status.Convert(err).Message()}
 	}
 	violations := []event{}
-	for _, detail := range found.Details() {
-		switch detail := detail.(type) {
-		case *errdetails.ErrorInfo:
-			e["reason"], e["domain"] = detail.GetReason(), detail.GetDomain()
-			e["retryable"] = detail.GetMetadata()["retryable"] == "true"
-		case *errdetails.BadRequest:
-			for _, v := range detail.GetFieldViolations() {
-				violations = append(violations, event{
-					"field": v.GetField(), "description": v.GetDescription(),
-				})
-			}
-		case *errdetails.RetryInfo:
-			e["retry_delay_s"] = detail.GetRetryDelay().AsDuration().Seconds()
-		}
+	for _, v := range f.Violations {
+		violations = append(violations, event{"field": v.Field, "description": v.Description})
 	}
-	e["violations"] = violations
-	print(e)
+	var delay any
+	if f.RetryDelay > 0 {
+		delay = f.RetryDelay.Seconds()
+	}
+	print(event{
+		"event": "error", "call": call, "code": codeName(err), "message": f.Message,
+		"reason": f.Reason, "domain": f.Domain, "retryable": f.Retryable,
+		"violations": violations, "retry_delay_s": delay,
+	})
 }

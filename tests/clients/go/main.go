@@ -93,7 +93,7 @@ func (c *client) chat() error {
 		return err
 	}
 	if err := stream.Send(start(c.model, "Say the alphabet.", options(longAnswer))); err != nil {
-		return failure(stream, err)
+		return streamError(stream, err)
 	}
 	deltas := 0
 	for {
@@ -120,13 +120,13 @@ func (c *client) chat() error {
 			}
 		}
 		if err != nil {
-			return failure(stream, err)
+			return streamError(stream, err)
 		}
 	}
 }
 
-// failure returns the stream's status: Send itself only says io.EOF when the server has ended it.
-func failure(stream millstreamv1.ProcessorService_ChatClient, err error) error {
+// streamError returns the stream's status: Send itself only says io.EOF when the server has ended it.
+func streamError(stream millstreamv1.ProcessorService_ChatClient, err error) error {
 	if errors.Is(err, io.EOF) {
 		_, err = stream.Recv()
 	}

@@ -133,7 +133,7 @@ final class Example {
       complete(stub, model, options);
       throw new IllegalStateException(call + " didn't fail");
     } catch (StatusRuntimeException error) {
-      print(Failure.of(call, error));
+      print(Failures.of(call, error));
     }
   }
 

@@ -124,6 +124,23 @@ class ExampleSuite:
         events = [json.loads(line) for line in done.stdout.splitlines()]
         return Run(events, [_lines_of(one, trace_id) for one in self.processors])
 
+    def check_ask(self, command: Sequence[str | Path]) -> None:
+        """Run a page's program: it asks a question, and says why the full model refuses."""
+        for model, code, out, error in (
+            (MODEL, 0, "ABCDE\n5 tokens\n", ""),
+            (FULL_MODEL, 1, "", "OVERLOADED: the server is busy"),
+        ):
+            done = subprocess.run(
+                [*command, self.processors[0].address, model],
+                env={**os.environ, "MILLSTREAM_API_KEY": API_KEY},
+                capture_output=True,
+                text=True,
+                timeout=_RUN_LIMIT_S,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (code, out), done.stderr
+            assert error in done.stderr
+
 
 def _lines_of(processor: ServiceProcess, trace_id: str) -> list[str]:
     lines = processor.log.read_text().splitlines()

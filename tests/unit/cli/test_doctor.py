@@ -177,10 +177,12 @@ def test_grpc_packages_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
             self.name, self.version = name, version
 
     found = [Dist("grpcio", "1.85.0"), Dist("grpcio-status", "1.84.0"), Dist("rich", "1")]
+    found += [Dist("grpcio-tools", "1.72.1")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: found)
     finding = machine.grpc_family()
     assert finding.level is Level.MISS
     assert "grpcio-status==1.85.0" in finding.next_step
+    assert "grpcio-tools" not in finding.what  # makes stubs, and needn't agree
 
 
 def test_pins_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import warnings
 from millstream.orca import load_report_pb2 as millstream_dot_orca_dot_load__report__pb2
 from millstream.orca import service_pb2 as millstream_dot_orca_dot_service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/orca/service_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/orca/service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class OpenRcaServiceStub:
+class OpenRcaServiceStub(object):
     """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
     trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
     `enableOobLoadReport`.
@@ -45,7 +45,7 @@ class OpenRcaServiceStub:
                 _registered_method=True)
 
 
-class OpenRcaServiceServicer:
+class OpenRcaServiceServicer(object):
     """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
     trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
     `enableOobLoadReport`.
@@ -75,7 +75,7 @@ def add_OpenRcaServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class OpenRcaService:
+class OpenRcaService(object):
     """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
     trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
     `enableOobLoadReport`.

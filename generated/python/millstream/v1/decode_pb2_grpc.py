@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import decode_pb2 as millstream_dot_v1_dot_decode__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/decode_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/decode_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class DecodeServiceStub:
+class DecodeServiceStub(object):
     """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
     the KV cache from a prefill worker.
     """
@@ -43,7 +43,7 @@ class DecodeServiceStub:
                 _registered_method=True)
 
 
-class DecodeServiceServicer:
+class DecodeServiceServicer(object):
     """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
     the KV cache from a prefill worker.
     """
@@ -73,7 +73,7 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DecodeService:
+class DecodeService(object):
     """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
     the KV cache from a prefill worker.
     """

@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import diffusion_pb2 as millstream_dot_v1_dot_diffusion__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/diffusion_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/diffusion_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class DiffusionServiceStub:
+class DiffusionServiceStub(object):
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
     and the Processor, which forwards to them: the same messages at both. A worker serves one of the
     methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
@@ -55,7 +55,7 @@ class DiffusionServiceStub:
                 _registered_method=True)
 
 
-class DiffusionServiceServicer:
+class DiffusionServiceServicer(object):
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
     and the Processor, which forwards to them: the same messages at both. A worker serves one of the
     methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
@@ -126,7 +126,7 @@ def add_DiffusionServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class DiffusionService:
+class DiffusionService(object):
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
     and the Processor, which forwards to them: the same messages at both. A worker serves one of the
     methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message

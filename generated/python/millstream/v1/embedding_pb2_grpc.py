@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import embedding_pb2 as millstream_dot_v1_dot_embedding__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/embedding_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/embedding_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class EmbeddingServiceStub:
+class EmbeddingServiceStub(object):
     """EmbeddingService turns texts into vectors, and ranks documents. EMBEDDING workers serve it, and the
     Processor, which tokenizes and forwards to them: the same messages at both, but workers take token
     ids only.
@@ -49,7 +49,7 @@ class EmbeddingServiceStub:
                 _registered_method=True)
 
 
-class EmbeddingServiceServicer:
+class EmbeddingServiceServicer(object):
     """EmbeddingService turns texts into vectors, and ranks documents. EMBEDDING workers serve it, and the
     Processor, which tokenizes and forwards to them: the same messages at both, but workers take token
     ids only.
@@ -97,7 +97,7 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class EmbeddingService:
+class EmbeddingService(object):
     """EmbeddingService turns texts into vectors, and ranks documents. EMBEDDING workers serve it, and the
     Processor, which tokenizes and forwards to them: the same messages at both, but workers take token
     ids only.

@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import encode_pb2 as millstream_dot_v1_dot_encode__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/encode_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/encode_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class EncodeServiceStub:
+class EncodeServiceStub(object):
     """EncodeService turns images and videos into what a language model reads in place of their
     placeholder tokens. ENCODE workers serve it, and AGGREGATED workers whose engine runs the vision
     tower; those make pixels for themselves.
@@ -49,7 +49,7 @@ class EncodeServiceStub:
                 _registered_method=True)
 
 
-class EncodeServiceServicer:
+class EncodeServiceServicer(object):
     """EncodeService turns images and videos into what a language model reads in place of their
     placeholder tokens. ENCODE workers serve it, and AGGREGATED workers whose engine runs the vision
     tower; those make pixels for themselves.
@@ -101,7 +101,7 @@ def add_EncodeServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class EncodeService:
+class EncodeService(object):
     """EncodeService turns images and videos into what a language model reads in place of their
     placeholder tokens. ENCODE workers serve it, and AGGREGATED workers whose engine runs the vision
     tower; those make pixels for themselves.

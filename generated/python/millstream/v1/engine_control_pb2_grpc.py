@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import engine_control_pb2 as millstream_dot_v1_dot_engine__control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/engine_control_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/engine_control_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class EngineControlServiceStub:
+class EngineControlServiceStub(object):
     """EngineControlService controls the engine of one worker. It is served by workers, on the admin address
     only. Call each worker of a model separately.
 
@@ -118,7 +118,7 @@ class EngineControlServiceStub:
                 _registered_method=True)
 
 
-class EngineControlServiceServicer:
+class EngineControlServiceServicer(object):
     """EngineControlService controls the engine of one worker. It is served by workers, on the admin address
     only. Call each worker of a model separately.
 
@@ -331,7 +331,7 @@ def add_EngineControlServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class EngineControlService:
+class EngineControlService(object):
     """EngineControlService controls the engine of one worker. It is served by workers, on the admin address
     only. Call each worker of a model separately.
 

@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import prefill_pb2 as millstream_dot_v1_dot_prefill__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/prefill_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/prefill_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class PrefillServiceStub:
+class PrefillServiceStub(object):
     """PrefillService turns prompts into KV cache and hands it to decode workers.
     """
 
@@ -42,7 +42,7 @@ class PrefillServiceStub:
                 _registered_method=True)
 
 
-class PrefillServiceServicer:
+class PrefillServiceServicer(object):
     """PrefillService turns prompts into KV cache and hands it to decode workers.
     """
 
@@ -73,7 +73,7 @@ def add_PrefillServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PrefillService:
+class PrefillService(object):
     """PrefillService turns prompts into KV cache and hands it to decode workers.
     """
 

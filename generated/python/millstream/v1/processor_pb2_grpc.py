@@ -5,7 +5,7 @@ import warnings
 
 from millstream.v1 import processor_pb2 as millstream_dot_v1_dot_processor__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/processor_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/processor_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class ProcessorServiceStub:
+class ProcessorServiceStub(object):
     """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
@@ -70,7 +70,7 @@ class ProcessorServiceStub:
                 _registered_method=True)
 
 
-class ProcessorServiceServicer:
+class ProcessorServiceServicer(object):
     """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
@@ -165,7 +165,7 @@ def add_ProcessorServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ProcessorService:
+class ProcessorService(object):
     """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and

@@ -6,7 +6,7 @@ import warnings
 from millstream.v1 import kv_events_pb2 as millstream_dot_v1_dot_kv__events__pb2
 from millstream.v1 import worker_pb2 as millstream_dot_v1_dot_worker__pb2
 
-GRPC_GENERATED_VERSION = '1.85.0'
+GRPC_GENERATED_VERSION = '1.72.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in millstream/v1/worker_pb2_grpc.py depends on'
+        + f' but the generated code in millstream/v1/worker_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class WorkerServiceStub:
+class WorkerServiceStub(object):
     """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
@@ -64,7 +64,7 @@ class WorkerServiceStub:
                 _registered_method=True)
 
 
-class WorkerServiceServicer:
+class WorkerServiceServicer(object):
     """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
@@ -155,7 +155,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class WorkerService:
+class WorkerService(object):
     """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from millstream_server.runtime import settings
+from millstream_server.runtime.lifecycle.python import wrong_python
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.memory import give_back_freed_memory
@@ -43,6 +44,8 @@ def main(
     Exit codes: 0 stopped by a signal, 1 failed, 2 a setting is wrong, 3 stopped by a signal with
     requests cut off, 4 gRPC served its port no more.
     """
+    if why := wrong_python():
+        raise SystemExit(f"{prog}: {why}")
     # Objects made by imports live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
