@@ -14,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.clients.client_builds import ROOT, built, need, run
-from tests.support.clients.client_examples import API_KEY, MODEL, ExampleSuite
+from tests.support.clients.client_examples import API_KEY, ExampleSuite
+from tests.support.processes.simulated_suite import MODEL
 
 _PROGRAMS = Path(__file__).with_name("python")
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -36,13 +37,10 @@ def _python(minor: int) -> Path | None:
     """Find a Python 3.MINOR that runs; pyenv's needn't be on PATH."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     name = f"python3.{minor}"
-    found: list[str | Path | None] = [
-        shutil.which(name),
-        *sorted(pyenv.glob(f"versions/3.{minor}.*/bin/{name}")),
-    ]
-    if minor == sys.version_info.minor:
-        found.insert(0, sys.executable)
-    for one in filter(None, found):
+    found = [sys.executable] if minor == sys.version_info.minor else []
+    found += filter(None, [shutil.which(name)])
+    found += map(str, sorted(pyenv.glob(f"versions/3.{minor}.*/bin/{name}")))
+    for one in found:
         if subprocess.run([one, "--version"], capture_output=True, check=False).returncode == 0:
             return Path(one)
     return None
