@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,11 @@ from millstream_server.control.engine import EngineInfo
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import RankProgress
-from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
-from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
-from millstream_server.generation.sampling import Sampling
-from millstream_server.links.fleet import Fleet
-from millstream_server.routing.discovery.sources import StaticDiscovery
-from millstream_server.routing.kv_aware import make_policy
-from millstream_server.routing.plan import RoutingRequest
-from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.router import Router
-from millstream_server.runtime.errors import ServingError
+from tests.support.benchmarks.token_load import answered, over_the_wire, request
 from tests.support.models.models import make_random_model
 from tests.support.processes.ports import free_port
-from tests.support.processes.processes import cpu_s
 from tests.support.processes.suite import ServiceProcess, running
 
-_PROMPT_TOKENS = 8
 _POOL_TOKENS = 65_536
 _START_S = 300
 _KINDS = ("bare", "adapter", "worker")
@@ -67,46 +56,6 @@ class Row:
     tokens: int
     us_per_token: dict[str, float]
     of_bare: dict[str, float]
-
-
-class Counter:
-    """A sink that counts."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.messages = 0
-        self.ended = asyncio.get_running_loop().create_future()
-
-    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        self.tokens += len(token_ids)
-        self.messages += 1
-
-    def finish(self, finish: Finish) -> None:
-        self.ended.set_result(None)
-
-    def fail(self, error: ServingError) -> None:
-        self.ended.set_exception(error)
-
-
-def request(number: int, tokens: int) -> GenerationRequest:
-    return GenerationRequest(
-        engine_id=new_engine_id(),
-        prompt=Prompt([(7 * number + i) % 1000 + 10 for i in range(_PROMPT_TOKENS)]),
-        sampling=Sampling(max_new_tokens=tokens, temperature=0.0, ignore_eos=True),
-    )
-
-
-async def answered(
-    submit: Callable[[GenerationRequest, OutputSink], object], streams: int, tokens: int
-) -> None:
-    """Run so many requests at once; each must get a message per token."""
-    sinks = [Counter() for _ in range(streams)]
-    for number, sink in enumerate(sinks):
-        submit(request(number, tokens), sink)
-    await asyncio.gather(*(sink.ended for sink in sinks))
-    assert [sink.tokens for sink in sinks] == [tokens] * streams
-    messages = sum(sink.messages for sink in sinks)
-    assert messages > 0.9 * streams * tokens, f"{messages} messages: not one per token"
 
 
 async def _bare(config: SglangEngineConfig, pipe: Connection) -> None:
@@ -132,8 +81,16 @@ async def _adapter(config: SglangEngineConfig, pipe: Connection) -> None:
     engine = SglangEngine(config)
     await engine.start(lambda error: print(error, file=sys.stderr))  # noqa: T201
     await engine.warm_up()
-    await _obey(pipe, lambda streams, tokens: answered(engine.submit, streams, tokens))
+
+    async def burst(streams: int, tokens: int) -> None:
+        _check(await answered(engine.submit, streams, tokens), streams, tokens)
+
+    await _obey(pipe, burst)
     await engine.close()
+
+
+def _check(messages: int, streams: int, tokens: int) -> None:
+    assert messages > 0.9 * streams * tokens, f"{messages} messages: not one per token"
 
 
 async def _obey(pipe: Connection, burst: Callable[[int, int], Coroutine[Any, Any, None]]) -> None:
@@ -176,25 +133,6 @@ class InProcess:
             self._process.kill()
 
 
-async def _over_the_wire(worker: ServiceProcess, streams: int, tokens: int) -> float:
-    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED))
-    fleet = Fleet(StaticDiscovery([worker.address]), router)
-    fleet.open()
-    while not router.ready("tiny"):
-        await asyncio.sleep(0.01)
-    leg = router.plan(RoutingRequest(model="tiny")).legs[0]
-
-    def submit(asked: GenerationRequest, sink: OutputSink) -> None:
-        asked = replace(asked, request_id=asked.engine_id)
-        fleet.generate(leg.place.worker.address, asked, sink)
-
-    before = cpu_s(worker.pid)
-    await answered(submit, streams, tokens)
-    spent_s = cpu_s(worker.pid) - before
-    await fleet.close()
-    return spent_s
-
-
 @contextlib.contextmanager
 def started(
     folder: Path, streams: int, *, metrics: bool
@@ -226,7 +164,13 @@ def started(
             stack.callback(engine.stop)
             engine.until_started()
             found[kind] = engine.spend
-        found["worker"] = lambda n, tokens: runner.run(_over_the_wire(worker, n, tokens))
+
+        def at_worker(count: int, tokens: int) -> float:
+            spent = runner.run(over_the_wire(worker, count, tokens))
+            _check(spent.messages, count, tokens)
+            return spent.cpu_s
+
+        found["worker"] = at_worker
         yield found
 
 

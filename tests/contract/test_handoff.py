@@ -38,6 +38,7 @@ from tests.support.processor.chats import (
     user_turn,
 )
 from tests.support.wire.failures import refusal
+from tests.support.worker.older_relay import older
 from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
@@ -406,3 +407,29 @@ async def test_workers_of_version_0_1_0_hand_off(
     async with pair(text_model) as both:
         assert (await chat(both.front.stub, "hi", opts=options(3))).text == "ABC"
         await both.until_idle()
+
+
+@pytest.mark.parametrize(
+    "older_roles", [{Role.PREFILL}, {Role.DECODE}, {Role.PREFILL, Role.DECODE}]
+)
+async def test_contract_0_1_0_on_the_wire(text_model: TextModel, older_roles: set[Role]) -> None:
+    """The Processor meets workers of that version, and the workers a Processor of it."""
+    async with contextlib.AsyncExitStack() as stack:
+        workers, relays, addresses = [], [], []
+        for config in (PREFILL, DECODE):
+            workers.append(await stack.enter_async_context(worker(config)))
+            address = workers[-1].address
+            if config.role in older_roles:
+                address, relay = await stack.enter_async_context(older(address))
+                relays.append(relay)
+            addresses.append(address)
+        front = await stack.enter_async_context(processor({MODEL: text_model}, addresses))
+        answers = await asyncio.gather(
+            *(chat(front.stub, f"hi {i}", opts=options(20, n=2)) for i in range(5))
+        )
+        assert {answer.text for answer in answers} == {"ABCDEFGHIJKLMNOPQRST"}
+        for one in workers:
+            await one.until_idle()
+        for relay in relays:
+            assert relay.cut_responses > 0  # a worker says more than that version knows
+            assert relay.cut_requests == 0  # a Processor asks an older worker nothing new

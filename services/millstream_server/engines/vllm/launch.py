@@ -28,7 +28,7 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-_ON_PATH = Path(__file__).resolve().parent / "on_path"
+ON_PATH = Path(__file__).resolve().parent / "on_path"
 _ENDING_POLL_S = 0.2
 _SHUTDOWN_S = 10.0
 _CORE_NAME = "EngineCore"
@@ -116,7 +116,7 @@ class EngineStart:
         os.environ.update(engine_environment(config))
         if config.on_cpu:
             torch_on_cpu.prepare()
-            torch_on_cpu.put_on_path(_ON_PATH)
+            torch_on_cpu.put_on_path(ON_PATH)
         vllm = names.load()
         channel = side_channel(config) if config.role.hands_off else None
         arguments = engine_arguments(config)
