@@ -99,7 +99,8 @@ def test_a_pull_carries_what_prefill_ended_with() -> None:
 
 def test_a_prefill_that_kept_nothing_fails() -> None:
     prefill = _channel(Role.PREFILL, "pull")
-    for params in (None, {}, {"remote_block_ids": []}):
+    kept: tuple[dict[str, Any] | None, ...] = (None, {}, {"remote_block_ids": []})
+    for params in kept:
         with pytest.raises(KvTransferError):
             prefill.finished(_request(None), params)
 
