@@ -366,15 +366,18 @@ async def test_every_address_of_a_service_has_its_own_limit() -> None:
 # ---- versions
 
 
-def test_grpcios_packages_and_the_stubs_are_of_one_version() -> None:
+def test_grpcios_packages_are_of_one_version_and_the_stubs_of_their_generators() -> None:
     """Stubs refuse to be imported beside an older grpcio; the packages are made for one another."""
     packages = {str(canonicalize_name(d.name)): d.version for d in distributions()}
     found = {name: version for name, version in packages.items() if name.startswith("grpcio")}
+    generator = found.pop("grpcio-tools")  # an older one, so that clients may have an older grpcio
     parts = ("", "-health-checking", "-reflection", "-channelz", "-status")
     assert {f"grpcio{part}" for part in parts} <= found.keys()
+    assert found == dict.fromkeys(found, grpc.__version__)
+    stubs = {}
     for stub in Path(worker_pb2.__file__).parents[1].rglob("*_pb2_grpc.py"):
-        (found[stub.name],) = re.findall(
+        (stubs[stub.name],) = re.findall(
             r"^GRPC_GENERATED_VERSION = '(.+)'$", stub.read_text(), re.MULTILINE
         )
-    assert Path(worker_pb2_grpc.__file__).name in found
-    assert found == dict.fromkeys(found, grpc.__version__)
+    assert Path(worker_pb2_grpc.__file__).name in stubs
+    assert stubs == dict.fromkeys(stubs, generator)

@@ -62,8 +62,8 @@ NEEDS_A_CROWD = {
 }
 """Above 0 only while clients hold much. tests/contract/transport/test_connection_life.py and
 tests/unit/processor_text have them."""
-NEEDS_A_BUG = {"millstream_discovery_failures_total"}
-"""tests/unit/discovery/test_sources.py has it."""
+NEEDS_A_FAULT = {"millstream_discovery_failures_total", "millstream_discovery_source_failing"}
+"""tests/unit/discovery/test_sources.py has them."""
 SGLANG_ONLY = {"sglang:cache_config_info"}
 """tests/integration/sglang_engine/test_metrics.py has these."""
 
@@ -104,7 +104,7 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
     for service in made.services.values():
         service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{free_port()}"}
     told = {row.name: row.emitted_by for row in documented().values()}
-    for name in SGLANG_ONLY | NEEDS_A_CROWD | NEEDS_A_BUG:
+    for name in SGLANG_ONLY | NEEDS_A_CROWD | NEEDS_A_FAULT:
         del told[name]
     heard = Heard()
     with made.running():
