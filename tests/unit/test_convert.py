@@ -85,16 +85,6 @@ def test_a_later_turns_answer_is_bounded_by_what_the_context_leaves() -> None:
     assert sampling_of(asked, {}, -5, fit=True).max_new_tokens == 1
 
 
-def test_a_seed_is_drawn_only_where_all_workers_take_it_and_tokens_are_sampled() -> None:
-    drawn = [sampling_of({}, {}, 50, seeded=True).seed for _ in range(2)]
-    assert None not in drawn
-    assert drawn[0] != drawn[1]
-    assert sampling_of({}, {}, 50).seed is None
-    assert sampling_of({"seed": 7}, {}, 50, seeded=True).seed == 7
-    assert sampling_of({"temperature": 0}, {}, 50, seeded=True).seed is None
-    assert sampling_of({}, {"temperature": 0}, 50, seeded=True).seed is None
-
-
 def test_a_constraint_of_no_known_kind_is_refused_by_name() -> None:
     message = sampling_pb2.SamplingParams(constraint=sampling_pb2.Constraint())
     with pytest.raises(InvalidRequestError) as caught:

@@ -314,13 +314,6 @@ def test_limits_are_the_least_that_all_workers_can() -> None:
     assert limits.abilities == {bias, prompts}
 
 
-def test_seeds_are_drawn_with_requests_only_if_every_worker_takes_them() -> None:
-    seeds = frozenset({Ability.SEED})
-    decode = view("d:1", Role.DECODE, abilities=seeds)
-    assert _router(view("p:1", Role.PREFILL, abilities=seeds), decode).of("m").take_seeds
-    assert not _router(view("p:1", Role.PREFILL), decode).of("m").take_seeds
-
-
 # ---- adapters
 
 

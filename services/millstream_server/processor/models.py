@@ -43,7 +43,6 @@ class ServedModel:
     """The model's own sampling parameters, without those that its engine refuses."""
     modalities: frozenset[Modality] = frozenset()
     """Media that a prompt may have now."""
-    seeded: bool = False
     """Every worker takes a seed; see `requests.sampling_of`."""
 
 
@@ -193,8 +192,7 @@ class Models:
                 "no worker of this model is in service; retry in a moment", retry_delay_s=1.0
             )
         defaults = text.generation_defaults.given(engine.refused_fields)
-        seeded = workers.take_seeds and "sampling.seed" not in engine.refused_fields
-        return ServedModel(name, text, engine, defaults, self._modalities(name), seeded)
+        return ServedModel(name, text, engine, defaults, self._modalities(name))
 
     def status(self) -> list[ModelStatus]:
         return [

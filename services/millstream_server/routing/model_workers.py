@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,8 +49,6 @@ class ModelWorkers:
     """Workers that tokens still come from, but that drain or aren't usable now."""
     limits: GeneratorInfo | None
     """The engine limits for requests."""
-    take_seeds: bool
-    """Whether each of those that may run a request takes a seed."""
     unpaired: Unpaired | None
     """Why there is no pair although both roles have workers; else None."""
     absent: Callable[..., NoWorkerError]
@@ -188,7 +185,6 @@ def workers_of(
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
         leaving=leaving,
         limits=limits,
-        take_seeds=_take_seeds(by_role),
         unpaired=unpaired,
         absent=absent,
     )
@@ -283,12 +279,6 @@ def _limits(
         takes_adapters=bool(adapters) or any(e.takes_adapters for e in prompts + tokens),
         adapters=adapters,
     )
-
-
-def _take_seeds(by_role: Mapping[Role, Sequence[WorkerView]]) -> bool:
-    views = itertools.chain.from_iterable(by_role.values())
-    engines = [info_of(view.description, GeneratorInfo) for view in views]
-    return all(Ability.SEED in engine.abilities for engine in engines if engine)
 
 
 def _known_engines(

@@ -146,7 +146,9 @@ async def test_a_source_that_fails_says_when_it_is_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing() -> float | None:
-        return REGISTRY.get_sample_value("millstream_discovery_source_failing", {"source": "file"})
+        return REGISTRY.get_sample_value(
+            "millstream_discovery_source_failing", {"source": str(path)}
+        )
 
     path = tmp_path / "workers"
     path.write_text("a:1\n")

@@ -131,7 +131,7 @@ class KubernetesDiscovery:
         self._version = ""
         """Where the next watch begins; empty: list first."""
         self._name = f"{namespace}/{service}" if namespace else service
-        self._failures = Failures(log, "workers not read from Kubernetes", service=self._name)
+        self._failures = Failures(log, "workers not read from Kubernetes", self._name)
 
     async def watch(self) -> AsyncIterator[Addresses]:
         known: Addresses | None = None

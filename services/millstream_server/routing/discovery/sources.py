@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.settings.declare import is_host_port, is_port
@@ -73,13 +73,12 @@ async def follow(discovery: Discovery, take: Callable[[Addresses], None]) -> Non
 class Failures:
     """Warns of a source that can't be read, once per cause, and says when it can again."""
 
-    def __init__(self, log: Log, event: str, **fields: Any) -> None:
+    def __init__(self, log: Log, event: str, source: str) -> None:
+        """``source`` is a host, service or file of `--workers`; it labels the metric, too."""
         self._log = log
         self._event = event
-        self._fields = fields
+        self._source = source
         self._reason = ""
-        # Of what an operator wrote in --workers.
-        source = str(next(iter(fields.values()), "file"))
         self._failing = DISCOVERY_SOURCE_FAILING.labels(source)
 
     def failed(self, reason: object) -> None:
@@ -87,12 +86,12 @@ class Failures:
         self._failing.set(1)
         if str(reason) != self._reason:
             self._reason = str(reason)
-            self._log.warning(self._event, **self._fields, reason=self._reason)
+            self._log.warning(self._event, source=self._source, reason=self._reason)
 
     def over(self) -> None:
         self._failing.set(0)
         if self._reason:
-            self._log.info("workers are found again", **self._fields, after=self._reason)
+            self._log.info("workers are found again", source=self._source, after=self._reason)
         self._reason = ""
 
 
@@ -143,7 +142,7 @@ class DnsDiscovery:
 
     async def watch(self) -> AsyncIterator[Addresses]:
         known: Addresses | None = None
-        failures = Failures(log, "name of the workers not resolved", host=self.host)
+        failures = Failures(log, "name of the workers not resolved", self.host)
         while True:
             try:
                 found = await self._look_up()
@@ -181,7 +180,7 @@ class FileDiscovery:
 
     async def watch(self) -> AsyncIterator[Addresses]:
         yield self._known
-        failures = Failures(log, "file of the workers not read")
+        failures = Failures(log, "file of the workers not read", str(self._path))
         while True:
             await pause(self._interval_s)
             try:
