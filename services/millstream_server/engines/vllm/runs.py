@@ -86,7 +86,6 @@ class Runs:
         """``lose`` is called when vLLM ends; `start` before the first `launch`."""
         self.paused = False
         """Whether an operator has paused it: hand-offs may take longer then."""
-        self.lose = lose
         self.adapters: dict[str, Any] = {}
         """vLLM's requests of loaded LoRA adapters, by name."""
         self.outputs = Outputs(self._received, lose)
