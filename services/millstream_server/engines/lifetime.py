@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from millstream_server.control.engine import EngineInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
@@ -56,7 +56,8 @@ class EngineLifetime(Generic[BuiltT, InfoT]):
         """Await what the engine answers: from one that has ended nothing comes."""
         ended = asyncio.ensure_future(self.ended.wait())
         try:
-            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {task, ended}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
         if not task.done():
