@@ -20,7 +20,7 @@ T = TypeVar("T")
 class EngineLifetime(Generic[BuiltT, InfoT]):
     """What is the same from the start to the end of engines of several vendors.
 
-    Order of calls: `started`, the others, `_ended`, which is for the subclass's `close`. `started`,
+    Order of calls: `started`, the others, `_end`, which is for the subclass's `close`. `started`,
     `ready` and `answer` raise EngineFailedError: the engine has not started, or has ended.
     """
 
@@ -74,7 +74,7 @@ class EngineLifetime(Generic[BuiltT, InfoT]):
         if self._on_failure is not None:
             self._on_failure(EngineFailedError(self.failure))
 
-    def _ended(self) -> bool:
+    def _end(self) -> bool:
         """Fail what is open, as the engine is closed; return False the second time."""
         if self.closed:
             return False

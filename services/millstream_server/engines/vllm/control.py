@@ -1,6 +1,6 @@
 """What operators can do with a vLLM engine.
 
-vLLM's client answers utility calls in order, but never when the core process ends: `_Core.call`
+vLLM's client answers utility calls in order, but never when the core process ends: `Core.call`
 notices that.
 """
 
@@ -58,7 +58,6 @@ log = get_log(__name__)
 
 T = TypeVar("T")
 _POLL_S = 0.02
-_IDLE_LIMIT_S = 10.0
 _SLEEP_LEVELS = {MemoryTag.WEIGHTS: 1, MemoryTag.KV_CACHE: 1}
 
 
