@@ -1,6 +1,6 @@
 """What operators can do with a vLLM engine.
 
-vLLM's client answers utility calls in order, but never when the core process ends: `_Core.call`
+vLLM's client answers utility calls in order, but never when the core process ends: `Core.call`
 notices that.
 """
 
@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-import threading
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,22 +26,27 @@ from millstream_server.control.operations import (
     Progress,
     WeightSource,
 )
-from millstream_server.engines.sglang.control.checkpoint import (
+from millstream_server.engines.checkpoint import (
     Checkpoint,
-    check_fits,
+    adapter_tensors,
     read_checkpoint,
     read_json,
-    read_through,
 )
-from millstream_server.engines.sglang.control.operations import measure
+from millstream_server.engines.gate import Hold
+from millstream_server.engines.operations import (
+    check_disk,
+    check_files,
+    measure,
+    refuse_open,
+    until_flushed,
+)
 from millstream_server.engines.vllm.config import VllmEngineConfig
 from millstream_server.engines.vllm.kv_feed import LOAD_MARK, KvFeed
 from millstream_server.engines.vllm.launch import BuiltEngine
+from millstream_server.engines.vllm.lifetime import VllmLifetime
 from millstream_server.engines.vllm.runs import Runs
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.model_files.weights import BadSafetensorsError, read_header
 from millstream_server.runtime.errors import (
-    EngineBusyError,
     EngineFailedError,
     InternalError,
     InvalidWeightsError,
@@ -54,7 +58,6 @@ log = get_log(__name__)
 
 T = TypeVar("T")
 _POLL_S = 0.02
-_IDLE_LIMIT_S = 10.0
 _SLEEP_LEVELS = {MemoryTag.WEIGHTS: 1, MemoryTag.KV_CACHE: 1}
 
 
@@ -67,8 +70,7 @@ class Core:
     info: GeneratorInfo
     runs: Runs
     kv: KvFeed
-    lost: asyncio.Event
-    """Set when vLLM has ended."""
+    lifetime: VllmLifetime[GeneratorInfo]
 
     @property
     def client(self) -> Any:
@@ -81,16 +83,20 @@ class Core:
         Raises:
             EngineFailedError: vLLM has ended.
         """
-        task = asyncio.ensure_future(call)
-        lost = asyncio.ensure_future(self.lost.wait())
+        return await self.lifetime.answer(asyncio.ensure_future(call))
+
+    @contextlib.asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """Let requests wait in vLLM in the ``with`` block; after it if an operator says so."""
+        gate = self.runs.gate
+        gate.close(Hold.UPDATING)
         try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await self.call(self.client.pause_scheduler_async("keep", False))  # noqa: FBT003
+            yield
         finally:
-            lost.cancel()
-        if not task.done():
-            task.cancel()
-            raise EngineFailedError("The engine behind this worker died.")
-        return task.result()
+            gate.release(Hold.UPDATING)
+            if gate.is_open and not self.lifetime.failure:
+                await self.call(self.client.resume_scheduler_async())
 
     async def flush_cache(self) -> None:
         """See `control.operations.CacheControl`; what media left is emptied, too.
@@ -98,18 +104,8 @@ class Core:
         Raises:
             EngineBusyError: requests are open, or blocks are kept for decode.
         """
-        if count := len(self.runs):
-            raise EngineBusyError(
-                f"The engine has {count} requests; it must be idle for this. Wait until they have "
-                "ended, or take the worker out of service first."
-            )
-        limit_s = asyncio.get_running_loop().time() + _IDLE_LIMIT_S
-        while not await self.call(self.client.reset_prefix_cache_async()):
-            if asyncio.get_running_loop().time() > limit_s:
-                raise EngineBusyError(
-                    f"The engine still holds requests {_IDLE_LIMIT_S:g} s after their end; retry."
-                )
-            await asyncio.sleep(_POLL_S)
+        refuse_open(len(self.runs))
+        await until_flushed(lambda: self.call(self.client.reset_prefix_cache_async()))
         self.kv.flushed()
         if self.info.media is not None:
             await self.call(self.client.reset_mm_cache_async())
@@ -129,7 +125,7 @@ class Pause:
             raise UnsupportedFeatureError(
                 "vLLM can't be paused with RETRACT. Use IN_PLACE, or ABORT."
             )
-        core.runs.paused = True
+        core.runs.gate.close(Hold.PAUSED)
         if mode is PauseMode.ABORT:
             core.runs.pause_out()
             await core.call(core.client.pause_scheduler_async("abort", False))  # noqa: FBT003
@@ -140,7 +136,7 @@ class Pause:
     async def go_on(self) -> None:
         core = self._core
         await core.call(core.client.resume_scheduler_async())
-        core.runs.paused = False
+        core.runs.gate.release(Hold.PAUSED)
 
 
 class Memory:
@@ -160,14 +156,14 @@ class Memory:
                 "vLLM releases the weights and the KV cache together: give KV_CACHE and WEIGHTS."
             )
         await core.flush_cache()
-        core.runs.paused = True
+        core.runs.gate.close(Hold.RELEASED)
         await core.call(core.client.sleep_async(1))
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         core = self._core
         names = [tag.value for tag in MemoryTag if tag in tags]
         if await core.call(core.client.wake_up_async(names)):
-            core.runs.paused = False
+            core.runs.gate.release(Hold.RELEASED)
 
     async def memory_use(self) -> MemoryUse:
         return await asyncio.to_thread(measure, self._core.built.pids(), on_gpu=True)
@@ -189,33 +185,13 @@ class Weights:
         self._path = loaded.path
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
-        path = _disk(source)
-        stopped = threading.Event()
-        loop = asyncio.get_running_loop()
-
-        def report(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(progress, done, total)
-
-        def check() -> None:
-            read_through(self._checked(path), report, stopped.is_set)
-
-        try:
-            await asyncio.to_thread(check)
-        finally:
-            stopped.set()
-
-    def _checked(self, path: Path) -> Checkpoint:
-        found = read_checkpoint(path)
-        check_fits(found, self._loaded)
-        return found
+        await check_disk(_disk(source), self._loaded, progress)
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
         core, path = self._core, _disk(source)
         # Once more, in milliseconds: files may have changed.
-        await asyncio.to_thread(self._checked, path)
-        # Requests that come meanwhile wait in vLLM.
-        await core.call(core.client.pause_scheduler_async("keep", False))  # noqa: FBT003
-        try:
+        await asyncio.to_thread(check_files, path, self._loaded)
+        async with core.standing_still():
             try:
                 await self._load(path, version)
             except EngineFailedError:
@@ -227,9 +203,6 @@ class Weights:
                     "vLLM couldn't load the weights; the old ones are in place."
                 ) from error
             self._path, self._version = path, version
-        finally:
-            if not core.lost.is_set() and not core.runs.paused:
-                await core.call(core.client.resume_scheduler_async())
 
     async def _load(self, path: Path, version: str) -> None:
         core = self._core
@@ -246,7 +219,7 @@ class Weights:
         try:
             await self._load(self._path, self._version)
         except Exception as error:  # whatever it is: no weights are left
-            self._core.runs.lose(f"it has no weights: {error}")
+            self._core.lifetime.lose(f"it has no weights: {error}")
             raise EngineFailedError(
                 "The update failed half-way, and the old weights can't be restored."
             ) from error
@@ -358,18 +331,7 @@ def _check_adapter(path: Path, max_rank: int) -> int:
         raise InvalidWeightsError(
             f"{path} has the rank {rank}; this worker takes up to {max_rank} (-- --max-lora-rank)."
         )
-    file = path / "adapter_model.safetensors"
-    if not file.is_file():
-        raise InvalidWeightsError(
-            f"There is no {file}. Other formats can run code when they are read; save the adapter "
-            "as safetensors."
-        )
-    try:
-        tensors = read_header(file)
-    except BadSafetensorsError as error:
-        raise InvalidWeightsError(f"{error}.") from error
-    if not tensors:
-        raise InvalidWeightsError(f"{file} has no tensors.")
+    adapter_tensors(path)
     return int(rank)
 
 
