@@ -79,7 +79,7 @@ class ModelNames:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names, and the model of each."""
     defaults: Mapping[Task, str] = field(default_factory=dict)
-    """The model of requests that name none; other tasks have the default that `Models.default` finds."""
+    """The model of requests that name none, where `Models.default` shall not find it."""
 
 
 class Models:
