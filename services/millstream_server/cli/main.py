@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millstream_server.cli import up
 from millstream_server.cli.chat import add_chat, add_complete
+from millstream_server.cli.completion import add_completion
 from millstream_server.cli.doctor import add_doctor
 from millstream_server.cli.entry import add_plain, run
 from millstream_server.cli.flags import (
@@ -25,6 +26,7 @@ from millstream_server.cli.flags import (
     whole_number,
 )
 from millstream_server.cli.generate_media import add_image, add_video
+from millstream_server.cli.parser import Parser
 from millstream_server.cli.top.rows import SORTS
 from millstream_server.cli.vectors import add_embed, add_models, add_rerank
 from millstream_server.engines.registry import DIFFUSERS, GENERATORS
@@ -66,13 +68,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all commands; `run` of its result is the command's function."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="millstream",
         description="Serve large language models as a suite of gRPC services, and chat with them.",
         epilog=list_examples(
             "millstream doctor                            # is this machine ready?",
             "millstream up                                # start a suite",
-            'millstream chat --once "What is Millstream?" # ask it',
+            'millstream chat "What is Millstream?"        # ask it',
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -90,6 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_models(commands)
     _add_top(commands)
     add_doctor(commands)
+    add_completion(commands, parser)
     add_plain(commands)
     return parser
 
@@ -183,7 +186,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=whole_number(65535, 1),
         metavar="PORT",
-        help="port of the Processor (default: 50051, or the next free one)",
+        help="port of the Processor; all other ports are then above it, the next hundred or so "
+        "(default: 50051, or the next free one, and the ports in docs/operations.md)",
     )
     add_log_dir(parser, "where each service's log goes")
 
