@@ -15,6 +15,7 @@ from millstream_server.cli.doctor import add_doctor
 from millstream_server.cli.entry import add_plain, run
 from millstream_server.cli.flags import (
     Commands,
+    add_address,
     add_connection,
     add_log_dir,
     add_model_dir,
@@ -43,9 +44,11 @@ The engine's own arguments follow --; the prefill and decode workers get them.
 _SHORTEST_S, _LONGEST_S = 0.2, 60.0
 _TOP_NOTES = """\
 Without --workers it shows the suite that `millstream up` runs in this directory. Ctrl-C ends it.
-"cached now" is the share of prompt tokens found in the KV cache since the last refresh, "in all"
-since the worker's start; "progress" is when the engine last moved. Without a terminal it prints a
-plain table every interval; --once prints one and ends, with code 1 if no worker is reached.
+Of the Processor: requests that run and wait, rates over five seconds, the mean time to the first
+token. "cached now" is the share of prompt tokens found in the KV cache since the last refresh,
+"in all" since the worker's start; "progress" is when the engine last moved. Without a terminal it
+prints a plain table every interval; --once prints one and ends, with code 1 if no worker is
+reached.
 """
 
 
@@ -197,7 +200,7 @@ def _add_top(commands: Commands) -> None:
         commands,
         "top",
         _run_top,
-        "Show workers and their load in a table that renews itself.",
+        "Show the Processor, workers and their load in tables that renew themselves.",
         _TOP_NOTES,
         "millstream top",
         "millstream top --workers k8s:shop/decode,k8s:shop/prefill --sort kv",
@@ -210,6 +213,7 @@ def _add_top(commands: Commands) -> None:
         help="HOST:PORT, dns:NAME:PORT, k8s:SERVICE, k8s:NAMESPACE/SERVICE or file:PATH, as for "
         "the Processor (default: the suite of `millstream up`)",
     )
+    add_address(parser, "the Processor, to show what waits there too", "")
     add_log_dir(parser, "that suite's, as `millstream up` was told")
     parser.add_argument(
         "--interval",
