@@ -9,14 +9,14 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import diffusion_pb2, embedding_pb2, processor_pb2, processor_pb2_grpc
-from millstream.v1.chat_pb2 import ChatTool
 from millstream_client import requests
 from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation, History, Turn, ask
 from millstream_client.errors import DeadlineExceededError, UnavailableError
 from millstream_client.media import ImageInput, VideoInput, attached
+from millstream_client.openai_shapes import Tool
 from millstream_client.request import NO_RETRY, Retry
-from millstream_client.requests import AnyMessage, ChatInput, EmbedInput, TextInput, TextOrIds
+from millstream_client.requests import ChatInput, EmbedInput, GivenMessage, TextInput, TextOrIds
 from millstream_client.results import Embeddings
 from millstream_client.service_config import EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
@@ -106,6 +106,7 @@ class Client:
     ) -> AnswerStream:
         """Send a question or a conversation; return the answer's stream.
 
+        Messages and ``tools`` may also be dicts in the shape of OpenAI's chat API.
         Images and videos, given as paths, bytes or URLs, come before the question's text. For
         another order give a list: ``["Left:", Image("a.png"), "Right:", Image("b.png")]``.
         """
@@ -122,7 +123,7 @@ class Client:
 
     def conversation(
         self,
-        messages: Sequence[AnyMessage] = (),
+        messages: Sequence[GivenMessage] = (),
         *,
         system: str | None = None,
         **knobs: Unpack[ChatKnobs],
@@ -136,7 +137,7 @@ class Client:
         text: TextInput,
         *,
         model: str = "",
-        tools: Sequence[ChatTool] = (),
+        tools: Sequence[Tool] = (),
         special_tokens: bool = True,
         timeout_s: float | None = None,
     ) -> processor_pb2.TokenizeResponse:

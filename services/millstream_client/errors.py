@@ -100,13 +100,17 @@ class MillstreamError(Exception):
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
-        parts = [f"{self.code.name}{reason}: {self.message}"]
-        parts += [f"{v.field}: {v.description}" for v in self.violations]
+        parts = [f"{self.code.name}{reason}: {self.message}", *self.unsaid()]
         if self.retry_delay_s:
             parts.append(f"try again in {self.retry_delay_s:g} s")
         if self.request_id:
             parts.append(f"request {self.request_id}")
         return "; ".join(parts)
+
+    def unsaid(self) -> list[str]:
+        """Return the violations that the message doesn't tell already."""
+        told = (f"{v.field}: {v.description}" for v in self.violations)
+        return [each for each in told if each not in self.message]
 
 
 class InvalidRequestError(MillstreamError):

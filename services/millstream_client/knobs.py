@@ -6,6 +6,7 @@ below repeat the names for type checkers; a test compares them with the contract
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -77,13 +78,34 @@ def generation_options(**knobs: Unpack[Knobs]) -> processor_pb2.GenerationOption
         elif name in _OPTIONS.fields_by_name and name != "min_interval":
             fields[name] = [value] if name == "stop" and isinstance(value, str) else value
         else:
-            raise TypeError(f"{name!r} is no option of a generation")
+            raise TypeError(f"{name!r} is no option of a generation{_advice(name)}")
     options = processor_pb2.GenerationOptions(**fields)
     for name in named:
         options.sampling.ClearField(name)  # type: ignore[arg-type]  # it is a field's name
     if named:
         options.sampling.MergeFrom(sampling_pb2.SamplingParams(**named))
     return options
+
+
+_ELSEWHERE = {
+    "max_tokens": "write max_new_tokens=",
+    "max_completion_tokens": "write max_new_tokens=",
+    "stream": "answers always stream; .answer() waits for the whole",
+    "timeout": "write timeout_s=",
+    "user": "write session=, or request_id=",
+    "prompt_cache_key": "write session=",
+    "extra_body": "write its options themselves",
+    "tool_choice": "the model decides whether it calls a tool",
+    "functions": "write tools=",
+}
+"""Options of OpenAI's API, and what to write here."""
+
+
+def _advice(name: str) -> str:
+    if instead := _ELSEWHERE.get(name):
+        return f": {instead}"
+    near = difflib.get_close_matches(name, [*Knobs.__annotations__, "min_interval_s"], 1)
+    return f"; did you mean {near[0]}=?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from millstream.v1 import chat_pb2, diffusion_pb2, embedding_pb2, processor_pb2
+from millstream_client import openai_shapes
 from millstream_client.errors import MediaFileError
 from millstream_client.knobs import Knobs, generation_options
 from millstream_client.media import Image, MediaSource, Part, Video
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Content = Part | Sequence[Part]
 """What one message says: a text, an image, a video, or several of them in order."""
-TextInput = str | Sequence[chat_pb2.ChatMessage]
+TextInput = str | Sequence[chat_pb2.ChatMessage | Mapping[str, Any]]
 """A text, or a whole conversation."""
 TextOrIds = str | Sequence[int]
 """A text, or its token ids."""
@@ -37,6 +38,8 @@ class MediaMessage:
     role: chat_pb2.ChatRole.ValueType
     content: tuple[Part, ...]
     tool_call_id: str = ""
+    tool_calls: tuple[chat_pb2.ToolCall, ...] = ()
+    name: str = ""
 
     def read(self) -> chat_pb2.ChatMessage:
         """Make the contract's message of it; blocks while it reads the files.
@@ -51,11 +54,15 @@ class MediaMessage:
                 for part in self.content
             ],
             tool_call_id=self.tool_call_id,
+            tool_calls=self.tool_calls,
+            name=self.name,
         )
 
 
 AnyMessage = chat_pb2.ChatMessage | MediaMessage
-ChatInput = Part | Sequence[Part | AnyMessage]
+GivenMessage = AnyMessage | Mapping[str, Any]
+"""A message, or a dict in the shape of OpenAI's chat API."""
+ChatInput = Part | Sequence[Part | GivenMessage]
 """A question, or a whole conversation: a list has parts of one question, or messages.
 
 It is one type of list, since type checkers can't tell two apart while they read a literal.
@@ -74,6 +81,10 @@ def message(
     for part in made.content:
         if not isinstance(part, Part):
             raise TypeError(f"a part is a str, an Image or a Video, not {type(part).__name__}")
+    return _plain(made)
+
+
+def _plain(made: MediaMessage) -> AnyMessage:
     return made.read() if all(isinstance(part, str) for part in made.content) else made
 
 
@@ -118,6 +129,7 @@ def messages(
 
     Raises:
         TypeError: there is neither, or ``media`` and a conversation.
+        ValueError: a dict has something that can't be sent.
     """
     first: list[AnyMessage] = [system(system_text)] if system_text else []
     if isinstance(said, Part) or any(isinstance(part, Part) for part in said):
@@ -127,11 +139,14 @@ def messages(
             "image= and video= go with a question; in a list of messages write"
             " user('What is this?', Image('cat.png'))"
         )
-    for given in said:
-        if not isinstance(given, AnyMessage):
-            raise TypeError(f"a list of messages has a {type(given).__name__}; see user()")
-    given_messages: Any = said
-    return [*first, *given_messages]
+    return [*first, *map(_given, said)]
+
+
+def _given(given: Any) -> AnyMessage:
+    """Return a message as it is, and make one of a dict."""
+    if isinstance(given, AnyMessage):
+        return given
+    return _plain(MediaMessage(**openai_shapes.message_fields(given)))
 
 
 def question(said: Any, media: Sequence[Image | Video] = ()) -> AnyMessage:
@@ -163,20 +178,23 @@ class RequestKnobs(Knobs, total=False):
 class ChatKnobs(RequestKnobs, total=False):
     """What a conversation may be given for all its turns."""
 
-    tools: Sequence[chat_pb2.ChatTool]
+    tools: Sequence[openai_shapes.Tool]
 
 
 def chat_start(
     *,
     model: str = "",
-    tools: Sequence[chat_pb2.ChatTool] = (),
+    tools: Sequence[openai_shapes.Tool] = (),
     request_id: str = "",
     **knobs: Unpack[Knobs],
 ) -> processor_pb2.ChatStart:
     """Make the first message of a Chat, without messages yet."""
     options = generation_options(**knobs)
     return processor_pb2.ChatStart(
-        model=model, tools=tools, options=options, request_id=request_id or new_request_id()
+        model=model,
+        tools=openai_shapes.tools(tools),
+        options=options,
+        request_id=request_id or new_request_id(),
     )
 
 
@@ -196,14 +214,15 @@ def complete_request(
 
 
 def tokenize_request(
-    said: TextInput, *, model: str, tools: Sequence[chat_pb2.ChatTool], special_tokens: bool
+    said: TextInput, *, model: str, tools: Sequence[openai_shapes.Tool], special_tokens: bool
 ) -> processor_pb2.TokenizeRequest:
     """Make the request of Tokenize from raw text or a conversation."""
     if isinstance(said, str):
         return processor_pb2.TokenizeRequest(
             model=model, text=said, no_special_tokens=not special_tokens
         )
-    conversation = processor_pb2.Conversation(messages=said, tools=tools)
+    plain: Any = [_given(message) for message in said]
+    conversation = processor_pb2.Conversation(messages=plain, tools=openai_shapes.tools(tools))
     return processor_pb2.TokenizeRequest(model=model, conversation=conversation)
 
 

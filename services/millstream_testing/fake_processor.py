@@ -245,6 +245,11 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                     ready=True,
                     context_length=2048,
                     chat=True,
+                    aliases=["gpt-4o"],
+                    default_of=[
+                        processor_pb2.MODEL_TASK_CHAT,
+                        processor_pb2.MODEL_TASK_COMPLETE,
+                    ],
                     modalities=[media_pb2.MODALITY_IMAGE, media_pb2.MODALITY_VIDEO],
                     workers=[
                         processor_pb2.ModelWorkers(role=role, connected=connected)

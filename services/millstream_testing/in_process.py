@@ -36,7 +36,7 @@ from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
-from millstream_server.processor.models import Models
+from millstream_server.processor.models import ModelNames, Models
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.telemetry import FrontTelemetry
@@ -200,6 +200,7 @@ def make_core(
     router: Router,
     fleet: Fleet,
     pacer: Pacer,
+    names: ModelNames | None = None,
     **options: Any,
 ) -> ProcessorCore:
     """Make a Processor's core; ``options`` are keyword arguments of its `Front`."""
@@ -207,7 +208,7 @@ def make_core(
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     return ProcessorCore(
-        Front(Models(models, router), router, **options),
+        Front(Models(models, router, names), router, **options),
         Prompts(TextLimits()),
         TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY),
         ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),

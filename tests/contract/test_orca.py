@@ -133,6 +133,16 @@ async def test_health_carries_none() -> None:
         assert "Endpoint-Load-Metrics-Bin" not in trailers
 
 
+async def test_what_a_process_reports_besides_is_on_streams_only(curl: Curl) -> None:
+    load = LoadSnapshot(rps=1, named={"queued_requests": 3})
+    async with served("A", lambda: load) as running, channel_to(running.port) as channel:
+        assert not report_in(await curl(running.port, "unary")).named_metrics
+        stub: Any = service_pb2_grpc.OpenRcaServiceStub(channel)
+        call = stub.StreamCoreMetrics(service_pb2.OrcaLoadReportRequest())
+        assert dict((await call.read()).named_metrics) == {"queued_requests": 3}
+        call.cancel()
+
+
 async def test_a_stream_reports_the_load_of_its_end(
     curl: Curl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,19 +17,15 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import (
     ALPHABET,
     CONTEXT_LENGTH,
-    MODEL,
     VOCAB_SIZE,
     InProcessProcessor,
-    processor,
     suite,
-    worker,
 )
 from millstream_testing.waiting import EOF
 from tests.support.models.models import byte_level_model
 from tests.support.processor.chats import (
     CANCEL,
     Conversation,
-    chat,
     completion,
     message,
     options,
@@ -255,18 +251,6 @@ async def test_an_unknown_model_is_not_found(text_model: TextModel) -> None:
             assert failed.reason == "MODEL_NOT_FOUND"
             assert "'who'" in failed.message
             assert not failed.retryable
-
-
-async def test_with_several_models_the_name_is_needed(text_model: TextModel) -> None:
-    models = {MODEL: text_model, "other": text_model}
-    async with worker() as one, processor(models, [one.address]) as front:
-        failed = await _chat_refusal(front, start("a"))
-        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert failed.fields == ("start.model",)
-        failed = await refusal(front.stub.Complete(completion("a")))
-        assert failed.fields == ("model",)
-        answer = await chat(front.stub, "a", model=MODEL, opts=options(2))
-        assert answer.text == "AB"
 
 
 async def test_a_model_without_a_template_completes_but_does_not_chat(

@@ -19,15 +19,17 @@ from millstream_server.cli.main import main
 from millstream_server.cli.suite.running import RunningSuite
 from millstream_server.cli.top.rows import WorkerState, status_of
 from millstream_server.cli.top.workers import Workers
+from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.discovery.sources import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
 from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_testing.fake_processor import FakeServer
-from millstream_testing.in_process import MODEL, worker
+from millstream_testing.in_process import MODEL, suite, worker
 from millstream_testing.waiting import until
 from tests.support.clients.clients import tell_serving
 from tests.support.processes.command_line import Terminal
 from tests.support.processes.ports import free_port
+from tests.support.processor.chats import chat, options
 from tests.support.worker.scripted_admin import control
 
 SERVICE = "millstream.v1.WorkerService"
@@ -137,6 +139,24 @@ async def test_two_simulated_workers_are_one_model(capsys: pytest.CaptureFixture
     assert "\x1b" not in said
 
 
+async def test_the_processors_queue_rates_and_first_tokens_are_shown(
+    text_model: TextModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with suite(text_model) as (front, one):
+        await chat(front.stub, "hi", opts=options(3))
+        at = ("--once", "--workers", one.address, "--address", front.address)
+        assert await top(*at, "--json") == 0
+        assert await top(*at) == 0
+    line, *table = capsys.readouterr().out.splitlines()
+    told = json.loads(line)["processor"]
+    assert (told["running"], told["queued"], told["failed_per_s"]) == (0, 0, 0)
+    assert told["requests_per_s"] > 0
+    assert 0 < told["ttft_s"] < 5
+    head, row = table[0].split(), table[1].split()
+    assert head == ["processor", "run", "queue", "requests/s", "failed/s", "TTFT"]
+    assert (row[:3], row[-1]) == ([front.address, "0", "0"], "ms")
+
+
 async def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     load = worker_pb2.LoadReport(prompt_tokens_total=10, cached_tokens_total=4)
     async with played(load=load) as one:
@@ -191,14 +211,15 @@ async def test_the_suite_of_up_is_found_by_its_file_with_its_admin_ports(
             service("decode-1", one.address),
             service("decode-2", two.address, admin.address),
         ]
-        content = {"pid": 1, "services": [*workers, service("processor", "x:1")]}
+        nobody = f"127.0.0.1:{free_port()}"
+        content = {"pid": 1, "services": [*workers, service("processor", nobody)]}
         (tmp_path / "suite.json").write_text(json.dumps(content))
         (tmp_path / "admin-key").write_text("k" * 32)
         assert await top("--once", "--log-dir", str(tmp_path)) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"decode-1 {one.address} unknown serving 0" in out
     assert f"decode-2 {two.address} unknown not serving: drained, paused 0" in out
-    assert "x:1" not in out
+    assert f"{nobody} - - - - - {nobody}: no server was reached" in out
 
 
 @pytest.mark.parametrize(

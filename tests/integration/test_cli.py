@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -34,6 +35,26 @@ def pictures(tmp_path: Path) -> Path:
 async def test_once_prints_the_answer_and_nothing_else(server: FakeServer) -> None:
     done = await millstream("chat", "--address", server.address, "--once", "all is well")
     assert (done.code, done.out, done.err) == (0, "You said: all is well\n", "")
+
+
+async def test_a_question_needs_no_flag_and_no_quotes(server: FakeServer) -> None:
+    done = await millstream("chat", "all", "is", "well", "--address", server.address)
+    assert (done.code, done.out, done.err) == (0, "You said: all is well\n", "")
+    piped = await millstream("chat", "-", "--address", server.address, stdin="hi")
+    assert (piped.code, piped.out) == (0, "You said: hi\n")
+    twice = await millstream("chat", "a", "--once", "b", "--address", server.address)
+    assert (twice.code, twice.out) == (2, "")
+
+
+async def test_the_address_may_be_in_the_environment(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_ADDRESS", server.address)
+    for command in (["chat", "hi"], ["models"], ["health"], ["complete", "x"]):
+        assert (await millstream(*command)).code == 0
+    for command in (["health", "--address", "127.0.0.1:1"], ["health", "127.0.0.1:1"]):
+        done = await millstream(*command)
+        assert (done.code, done.out.partition(" ")[0]) == (1, "127.0.0.1:1:")
 
 
 async def test_once_shows_usage_when_asked_to(server: FakeServer) -> None:
@@ -87,6 +108,13 @@ async def test_models_lists_models_and_workers(server: FakeServer) -> None:
     assert "text, images, videos" in fake
     assert "no" in away
     assert "images" not in away
+    assert "gpt-4o" in fake
+    assert "chat, complete" in fake
+    listed = await millstream("models", "--address", server.address, "--json")
+    first, second = map(json.loads, listed.out.splitlines())
+    assert (first["aliases"], first["default_for"]) == (["gpt-4o"], ["chat", "complete"])
+    assert first["workers"] == {"prefill": 1, "decode": 2}
+    assert (second["name"], second["ready"]) == ("away", False)
 
 
 async def test_once_sends_images_and_videos_in_the_flags_order(
@@ -123,7 +151,8 @@ async def test_a_model_that_takes_no_images_is_told(server: FakeServer, pictures
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         "error: INVALID_ARGUMENT (UNSUPPORTED_FEATURE): the model fake takes no images;"
-        " ListModels says what a model takes\n"
+        " `millstream models` says what a model takes;"
+        " `make up ARGS=--multimodal` starts one that does\n"
     )
 
 
@@ -132,8 +161,8 @@ async def test_invalid_fields_are_listed(server: FakeServer) -> None:
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines() == [
         "error: INVALID_ARGUMENT (INVALID_REQUEST): two fields are wrong",
-        "  field options.sampling.top_p: must be in (0, 1]",
-        "  field messages[0].role: must be set",
+        "  --top-p: must be in (0, 1]",
+        "  messages[0].role: must be set",
     ]
 
 
@@ -297,7 +326,8 @@ async def test_twice_ctrl_c_cuts_the_stream(server: FakeServer) -> None:
 async def test_piped_lines_are_turns(server: FakeServer) -> None:
     done = await millstream("chat", "--address", server.address, stdin="one\n\ncontext\n")
     assert done.code == 0
-    assert "You said: one\nuser=one|assistant=You said: one|user=context\n" in done.out
+    assert done.out == "You said: one\nuser=one|assistant=You said: one|user=context\n"
+    assert "fake, away" in done.err
     assert server.processor.streams == 1
 
 

@@ -79,7 +79,7 @@ async def test_a_video_is_written(address: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["image", "bad steps"], "options.steps: is -1; give 1 to 50"),
+        (["image", "bad steps"], ": --steps: is -1; give 1 to 50"),
         (["image", "a cat", "-o", "cat.jpg"], "-o must end in .png or .webp"),
         (["image", "a cat", "--input", "missing.png"], "missing.png can't be sent"),
         (["image", "a cat", "-o", "/no/such/place/cat.png"], "can't write /no/such/place/cat.png"),
@@ -128,3 +128,15 @@ async def test_rerank_prints_the_best_first(address: str) -> None:
     assert done.code == 0, done.err
     rows = [row.split() for row in done.out.splitlines() if row.strip().startswith("0.")]
     assert [(row[1], " ".join(row[2:])) for row in rows] == [("2", "red cats run"), ("3", "cats")]
+
+
+async def test_tables_are_also_json(address: str) -> None:
+    at = ("--address", address, "--json")
+    ranked = await millstream("rerank", "red cats", "dogs", "red cats run", *at, "--top-n", "1")
+    (best,) = _lines(ranked)
+    assert (best["index"], best["document"]) == (1, "red cats run")
+    compared = await millstream("embed", "--compare", "a", "bbb", *at)
+    assert _lines(compared) == [
+        {"text": "a", "similarities": [1.0, 3.0]},
+        {"text": "bbb", "similarities": [3.0, 10.0]},
+    ]

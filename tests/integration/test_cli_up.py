@@ -95,7 +95,7 @@ async def test_start_table_and_drain(tmp_path: Path) -> None:
         assert not weights.exists()
         assert "prefill-1: loading the model" in up.text
         assert re.search(r"Ready after \d+\.\d s", up.text)
-        assert 'millstream chat --once "What is Millstream?"' in up.text
+        assert 'millstream chat "What is Millstream?"' in up.text
         assert "buf curl" in up.text
         assert f"millstream top --log-dir {tmp_path}" in up.text
         assert f"millstream admin status --all --log-dir {tmp_path}" in up.text
@@ -133,7 +133,7 @@ async def test_an_encode_worker_is_shown_while_it_loads_and_drained_with_the_wor
         assert "encode-1: loading the model" in up.text
         assert list(pids(up.text)) == ["encode-1", "prefill-1", "decode-1", "processor"]
         assert "vision tower, stand-in" in up.text
-        assert "millstream chat --image" in up.text
+        assert 'millstream chat "What is in this picture?" --image' in up.text
         assert "millstream.v1.EncodeService/Encode" in up.text
         up.process.terminate()
         assert await up.ends() == 0

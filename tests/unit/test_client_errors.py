@@ -130,3 +130,13 @@ def test_a_line_says_it_all() -> None:
         "INVALID_ARGUMENT (INVALID_REQUEST): one field is wrong; start.options.n: at most 16; "
         "request r-1"
     )
+
+
+def test_what_the_message_says_is_not_said_again() -> None:
+    assert str(_of(server_errors.InvalidRequestError.of("start.n", "must be 1 to 16"))) == (
+        "INVALID_ARGUMENT (INVALID_REQUEST): start.n: must be 1 to 16"
+    )
+    apart = server_errors.InvalidRequestError(
+        "two are wrong", violations=(server_errors.FieldViolation("n", "is 0"),)
+    )
+    assert str(_of(apart)).endswith("two are wrong; n: is 0")

@@ -38,6 +38,7 @@ from millstream_server.cli.answers import (
 from millstream_server.cli.attachments import Attachments, ChatCompleter
 from millstream_server.cli.client import call_processor, print_error
 from millstream_server.cli.flags import (
+    WRONG_USAGE,
     Commands,
     Destination,
     add_target,
@@ -54,8 +55,8 @@ _TEXTS = {
 _CHAT_NOTES = """\
 One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
 answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
-picture to the next message; /help lists all commands. `--once -` reads the text from stdin:
-git diff | millstream chat --system 'Summarise this change.' --once -
+picture to the next message; /help lists all commands. A question gets one answer, and - reads it
+from stdin: git diff | millstream chat --system 'Summarise this change.' -
 """
 HELP = """\
 /image FILE  attach a picture to your next message; /image alone lists what is attached
@@ -113,14 +114,18 @@ def add_chat(commands: Commands) -> None:
         "Chat with a model; answers stream.",
         _CHAT_NOTES,
         "millstream chat",
-        'millstream chat --image cat.png --once "What is it?" --temperature 0',
+        'millstream chat "What is it?" --image cat.png --temperature 0',
         "millstream chat --address processor.example:50051 --tls-ca-file ca.pem --api-key-file key",
+    )
+    parser.add_argument(
+        "question",
+        nargs="*",
+        metavar="QUESTION",
+        help="print its answer and exit; - reads it from stdin",
     )
     add_target(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
-    parser.add_argument(
-        "--once", metavar="TEXT", help="print one answer and exit; - reads the text from stdin"
-    )
+    parser.add_argument("--once", metavar="TEXT", help="the same as QUESTION")
     _add_media(parser)
     add_sampling_flags(parser)
 
@@ -165,9 +170,13 @@ def run(args: argparse.Namespace) -> int:
             item.check()
     except MediaFileError as error:
         return fail(error.message)
-    if args.once is None:
+    question = " ".join(args.question) or None
+    if question is not None and args.once is not None:
+        return fail("give the question once: as --once TEXT, or without --once", WRONG_USAGE)
+    asked = args.once if question is None else question
+    if asked is None:
         return call_processor(args, partial(_interactive, args))
-    text = sys.stdin.read() if args.once == "-" else args.once
+    text = sys.stdin.read() if asked == "-" else asked
     if not text.strip():
         return fail("the text is empty")
     return call_processor(args, lambda client, _: _once(client, args, text))
@@ -211,8 +220,10 @@ class _Input:
 
 async def _interactive(args: argparse.Namespace, client: Client, server: Destination) -> int:
     served = ", ".join(model.name for model in await client.models()) or "no model yet"
-    print(f"Millstream at {args.address}: {args.model or served}.")
-    print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D ends the chat.", sys.stdout))
+    # Not on stdout, which has answers only.
+    print(f"Millstream at {args.address}: {args.model or served}.", file=sys.stderr)
+    help_ = "/help lists commands; Ctrl-C stops an answer; Ctrl-D ends the chat."
+    print(dim(help_, sys.stderr), file=sys.stderr)
     await _Chat(client, server, args).run()
     return 0
 
@@ -280,7 +291,7 @@ class _Chat:
                 return
             except MillstreamError as error:
                 write_text("\n" if stream.result.text else "")
-                print_error(error, self._server)
+                print_error(error, self._server, self._args)
                 if error.retryable:
                     self._attached.put_back(media)
                 return

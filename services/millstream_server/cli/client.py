@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -29,6 +30,33 @@ _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
 ELSEWHERE = ("", SERVER_NOT_REACHED, CONNECTION_LOST, "UNKNOWN_METHOD")
 """Reasons of failures on the way, or of a server of another kind."""
+_WORDS = {
+    "guidance_scale": "--guidance",
+    "n": "-n",
+    "width": "--size",
+    "height": "--size",
+    "input_image": "--input",
+    "prompt": "PROMPT",
+    "text": "PROMPT",
+    "inputs": "TEXT",
+    "query": "QUERY",
+    "documents": "DOCUMENT",
+}
+"""Fields whose flag, or word in a usage, has another name."""
+_COMMANDS = {
+    "ListModels": "`millstream models`",
+    "use Complete": "use `millstream complete`",
+    "use Chat": "use `millstream chat`",
+}
+_STARTERS = {
+    "no model here makes images": "`make up ARGS=--all` starts one",
+    "no model here embeds texts": "`make up ARGS=--all` starts one",
+    "no model here ranks documents": "`make up ARGS=--all` starts one",
+    "no model here makes videos": "README.md says how to start one",
+    "takes no images": "`make up ARGS=--multimodal` starts one that does",
+    "takes no videos": "`make up ARGS=--multimodal` starts one that does",
+}
+"""What servers say is missing, and how it is started on this machine."""
 _ROLES: Mapping[int, str] = {
     role: name.removeprefix("WORKER_ROLE_").lower()
     for name, role in worker_pb2.WorkerRole.items()
@@ -86,31 +114,38 @@ def call_processor(
             try:
                 return await use(client, server)
             except MillstreamError as error:
-                print_error(error, server)
+                print_error(error, server, args)
                 return 1
 
     return asyncio.run(call())
 
 
-def print_error(error: MillstreamError, server: Destination) -> None:
-    """Explain a failed call on stderr."""
-    print("\n".join(explain(error, server)), file=sys.stderr)
+def print_error(
+    error: MillstreamError, server: Destination, args: argparse.Namespace | None = None
+) -> None:
+    """Explain a failed call on stderr, in the words of the command with ``args``."""
+    print("\n".join(explain(error, server, args)), file=sys.stderr)
 
 
-def explain(error: MillstreamError, server: Destination) -> list[str]:
-    """Return a failed call's lines: code, reason, message, invalid fields, what to do."""
+def explain(
+    error: MillstreamError, server: Destination, args: argparse.Namespace | None = None
+) -> list[str]:
+    """Return a failed call's lines: code, reason, message, invalid fields, what to do.
+
+    Where a field has a flag of the command with ``args``, the flag is named instead.
+    """
     if error.reason in ELSEWHERE:
         hint = explain_tls(error.message, server) or _network_hint(error, server.address)
         if hint:
             return [f"error: {hint}"]
     reason = f" ({error.reason})" if error.reason else ""
-    lines = [f"error: {error.code.name}{reason}: {error.message}"]
-    said = error.message  # a single violation may be all that it says
-    lines += [
-        f"  field {v.field}: {v.description}"
-        for v in error.violations
-        if said != f"{v.field}: {v.description}"
-    ]
+    said = [error.message, *error.unsaid()]
+    for violation in error.violations:
+        name = _name_of(violation.field, args)
+        said = [text.replace(f"{violation.field}:", f"{name}:") for text in said]
+    first, *more = map(_in_words, said)
+    lines = [f"error: {error.code.name}{reason}: {first}{_starter(error, server)}"]
+    lines += [f"  {text}" for text in more]
     if error.retry_delay_s is not None:
         soon = f"try again in {error.retry_delay_s:g} s" if error.retry_delay_s > 0 else ""
         lines.append(f"  {soon or 'trying again may help'}")
@@ -123,6 +158,35 @@ def explain(error: MillstreamError, server: Destination) -> list[str]:
     if error.error_id:
         lines.append(f"  the server's log has more under error id {error.error_id}")
     return lines
+
+
+def _name_of(field: str, args: argparse.Namespace | None) -> str:
+    """Return what a user wrote for a field of the request: a flag, or the word in its usage."""
+    if args is None:
+        return field
+    if found := re.search(r"\.(image|video)\b", field):
+        return f"--{found[1]}"
+    parts = re.sub(r"\[\d+\]", "", field).split(".")
+    if "messages" in parts:
+        return field
+    if word := next((_WORDS[part] for part in parts if part in _WORDS), ""):
+        return word
+    return "--" + parts[-1].replace("_", "-") if parts[-1] in vars(args) else field
+
+
+def _in_words(text: str) -> str:
+    for ours, theirs in _COMMANDS.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
+def _starter(error: MillstreamError, server: Destination) -> str:
+    """Return how to start what isn't there, if the suite is one of this machine."""
+    if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
+        return ""
+    if not parse_target(server.address).loopback:
+        return ""
+    return next((f"; {how}" for sign, how in _STARTERS.items() if sign in error.message), "")
 
 
 def _network_hint(error: MillstreamError, address: str) -> str | None:

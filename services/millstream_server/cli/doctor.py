@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +14,25 @@ from rich.text import Text
 
 from millstream_server.cli import machine
 from millstream_server.cli.answers import open_console
-from millstream_server.cli.flags import Commands, add_address, add_model_dir, command
+from millstream_server.cli.flags import (
+    Commands,
+    add_address,
+    add_json,
+    add_model_dir,
+    command,
+)
 from millstream_server.cli.machine import Finding, Level, miss, ok, warn
-from millstream_server.cli.suite.models import default_model
-from millstream_server.cli.suite.plan import BOOTSTRAP_PORT, LOOPBACK, PORTS, is_free
+from millstream_server.cli.suite.models import (
+    PlanError,
+    Task,
+    check_vision,
+    choose_further,
+    default_model,
+)
+from millstream_server.cli.suite.plan import BOOTSTRAP_PORT, LOOPBACK, PORTS, is_free, python_of
 from millstream_server.cli.suite.processes import is_serving
+from millstream_server.engines.registry import GENERATORS, adapter
+from millstream_server.runtime.settings import SettingsError
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -29,26 +45,47 @@ def add_doctor(commands: Commands) -> None:
         "doctor",
         _run,
         "Check this machine and advise what to do about each miss.",
-        "A line is ok, warn (works, or not needed everywhere) or miss. The exit code is 1 if one is"
-        " a miss.",
+        "Give it the flags that `up` will get. A line is ok, warn (works, or not needed everywhere)"
+        " or miss.\nThe exit code is 1 if one is a miss.",
         "millstream doctor",
-        "millstream doctor --model ~/models/Qwen3-0.6B",
+        "millstream doctor --all",
+        "millstream doctor --engine vllm --model ~/models/Qwen3-0.6B",
     )
     add_model_dir(parser)
+    parser.add_argument(
+        "--engine",
+        choices=GENERATORS.names,
+        default="sglang",
+        help="for `up --engine` (default: %(default)s)",
+    )
+    parser.add_argument("--multimodal", action="store_true", help="for `up --multimodal`")
+    parser.add_argument("--all", action="store_true", help="for `up --all`")
     add_address(parser)
+    add_json(parser, "findings")
 
 
 def _run(args: argparse.Namespace) -> int:
     console = open_console()
-    worst = Level.OK
-    for finding in _all(args.model, args.address):
-        _print(console, finding)
-        worst = max(worst, finding.level)
-    if worst is Level.MISS:
-        console.print("\nSomething is missing; the lines marked miss say what to do.")
-        return 1
-    console.print("\nThis machine can run a suite: millstream up")
-    return 0
+    findings = []
+    for finding in _all(args):
+        if args.json:
+            shown = {"level": finding.level.name.lower(), "what": finding.what}
+            print(json.dumps({**shown, "next_step": finding.next_step}), flush=True)
+        else:
+            _print(console, finding)
+        findings.append(finding.level)
+    missing = Level.MISS in findings
+    if not args.json:
+        flags = [f"--engine {args.engine}"] if args.engine != "sglang" else []
+        flags += [f"--{name}" for name in ("multimodal", "all") if getattr(args, name)]
+        flags += [f"--model {args.model}"] if args.model else []
+        console.print(
+            "\nSomething is missing; the lines marked miss say what to do."
+            if missing
+            else f"\nThis machine can run a suite: {' '.join(['millstream up', *flags])}",
+            soft_wrap=True,
+        )
+    return 1 if missing else 0
 
 
 def _print(console: Console, finding: Finding) -> None:
@@ -59,28 +96,80 @@ def _print(console: Console, finding: Finding) -> None:
         console.print(Text(f"      -> {finding.next_step}"), soft_wrap=True)
 
 
-def _all(model: Path | None, address: str) -> Iterator[Finding]:
+def _all(args: argparse.Namespace) -> Iterator[Finding]:
     yield machine.python()
     yield from machine.pins()
     yield machine.grpc_family()
     gpus = machine.gpus()
     yield machine.gpu_finding(gpus)
-    yield from machine.engine(has_gpu=bool(gpus))
-    yield machine.memory(has_gpu=bool(gpus))
+    yield from _engine(args.engine, every_service=args.all, has_gpu=bool(gpus))
+    yield machine.memory(
+        has_gpu=bool(gpus),
+        simulated=args.engine == "simulated",
+        multimodal=args.multimodal,
+        every_service=args.all,
+    )
     yield machine.disk(Path.cwd())
     yield machine.shared_memory(Path("/dev/shm"))  # noqa: S108 - measured, not written
-    running = asyncio.run(is_serving(address))
-    yield _ports(running=running)
-    yield check_model(model or default_model())
+    running = asyncio.run(is_serving(args.address))
+    yield _ports(running=running, every_service=args.all)
+    sees = args.multimodal or args.all
+    model = args.model or default_model(multimodal=sees)
+    yield check_model(model)
+    if sees and model is not None:
+        yield from _vision(model)
+    if args.all:
+        yield from (_further(task, args.engine) for task in Task)
     yield machine.buf()
     if running:
-        yield ok(f"a suite serves at {address}")
+        yield ok(f"a suite serves at {args.address}")
     else:
-        yield warn(f"no suite serves at {address}", "start one with `millstream up`")
+        yield warn(f"no suite serves at {args.address}", "start one with `millstream up`")
 
 
-def _ports(*, running: bool) -> Finding:
-    roles = ("processor", "prefill", "decode", "encode")
+def _engine(engine: str, *, every_service: bool, has_gpu: bool) -> Iterator[Finding]:
+    """Check that what computes the tokens is installed, and with every service the images."""
+    if engine == "simulated":
+        yield ok("the simulated engine needs no packages of its own")
+        return
+    try:
+        python = python_of(engine)
+    except PlanError as error:
+        own = adapter(engine).environment
+        yield miss(str(error), f"`{own.command}` in a checkout of Millstream" if own else "")
+        return
+    if python != sys.executable:
+        yield ok(f"{engine} has an environment of its own: {python}")
+        if every_service:  # images are made in this one
+            yield from machine.diffusers(has_gpu=has_gpu)
+    elif engine == "sglang":
+        yield from machine.engine(has_gpu=has_gpu)
+
+
+def _vision(model: Path) -> Iterator[Finding]:
+    try:
+        check_vision(model)
+    except PlanError as error:
+        yield miss(str(error), "leave --multimodal out, or give --model DIR of a vision model")
+
+
+def _further(task: Task, engine: str) -> Finding:
+    """Check that one of the models of `up --all` is there, and that the engine can serve it."""
+    try:
+        model = choose_further(task, None)
+        model.flags(engine)
+    except PlanError as error:
+        return miss(str(error), "run `millstream up --all` in a checkout of Millstream")
+    except SettingsError as error:
+        return miss(
+            str(error), "use another --engine, or name the models you want instead of --all"
+        )
+    return ok(f"model {model.path} is there")
+
+
+def _ports(*, running: bool, every_service: bool) -> Finding:
+    roles = ["processor", "prefill", "decode", "encode"]
+    roles += ["diffusion", "embedding"] if every_service else []
     wanted = (*(PORTS[role] for role in roles), BOOTSTRAP_PORT)
     taken = ", ".join(str(port) for port in wanted if not is_free(LOOPBACK, port))
     if not taken:

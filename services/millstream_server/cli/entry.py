@@ -11,6 +11,7 @@ from millstream_server.cli.admin.commands import add_admin
 from millstream_server.cli.check.command import add_check
 from millstream_server.cli.flags import INTERRUPTED, Commands
 from millstream_server.cli.health import add_health
+from millstream_server.cli.parser import Parser
 
 _PLAIN = ("health", "check", "admin")
 
@@ -24,7 +25,7 @@ def add_plain(commands: Commands) -> None:
 
 def run_plain(argv: Sequence[str] | None = None) -> int:
     """Run one of these commands; return the exit code."""
-    parser = argparse.ArgumentParser(prog="millstream", allow_abbrev=False)
+    parser = Parser(prog="millstream", allow_abbrev=False)
     add_plain(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
     return run(parser.parse_args(argv))
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -29,9 +29,11 @@ _TLS_FILES = {
     "--tls-key-file": "PEM private key of that certificate",
 }
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+ADDRESS_VARIABLE = "MILLSTREAM_ADDRESS"
+MODEL_HELP = "model to ask, or an alias (default: the task's, as `millstream models` shows)"
 DEFAULT_LOG_DIR = Path(".millstream/logs")
 """Of `up`."""
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"  # noqa: SLF001 - it has no public name
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,7 @@ def command(
     *examples: str,
 ) -> argparse.ArgumentParser:
     """Add a command; ``run`` is its function."""
-    parser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=sentence,
         description=f"{sentence}\n\n{notes}",
@@ -283,13 +285,16 @@ def add_model_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_address(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names the Processor."""
+def add_address(
+    parser: argparse.ArgumentParser,
+    what: str = "the suite's Processor",
+    otherwise: str = DEFAULT_ADDRESS,
+) -> None:
+    """Add the flag that names a server; it wins over the variable, that over ``otherwise``."""
+    default = os.environ.get(ADDRESS_VARIABLE) or otherwise
+    told = f"{ADDRESS_VARIABLE}, else {otherwise or 'that of `millstream up`'}"
     parser.add_argument(
-        "--address",
-        default=DEFAULT_ADDRESS,
-        metavar="HOST:PORT",
-        help="the suite's Processor (default: %(default)s)",
+        "--address", default=default, metavar="HOST:PORT", help=f"{what} (default: {told})"
     )
 
 
@@ -302,22 +307,29 @@ def add_processor(parser: argparse.ArgumentParser) -> None:
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the flags of commands that send requests."""
     add_processor(parser)
-    parser.add_argument(
-        "--model", default="", metavar="NAME", help="model to ask (default: the only one served)"
-    )
+    parser.add_argument("--model", default="", metavar="NAME", help=MODEL_HELP)
     parser.add_argument(
         "--show-usage", action="store_true", help="print times and token counts to stderr"
     )
 
 
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the flag that prints JSON in place of a table."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON, one a line")
+
+
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the server to look at; `add_connection` has the flags that go with it."""
+    """Add the server to look at, as a flag and as a word of its own.
+
+    `add_connection` has the flags that go with it.
+    """
+    add_address(parser, "the server")
     parser.add_argument(
         "address",
         nargs="?",
-        default=DEFAULT_ADDRESS,
+        default=argparse.SUPPRESS,
         metavar="HOST:PORT",
-        help="the server (default: %(default)s)",
+        help="the same as --address",
     )
 
 

@@ -22,6 +22,10 @@ from millstream_server.runtime.lifecycle.python import wrong_python
 GIB = 2**30
 _CPU_SUITE_BYTES = 6 * GIB
 """For prefill and decode, about 2 GiB each, the Processor, and a reserve."""
+_MULTIMODAL_BYTES = 8 * GIB
+"""The same with an encode worker."""
+_EVERY_SERVICE_BYTES = 12 * GIB
+"""Of `up --all`, as README.md says."""
 _SIMULATED_SUITE_BYTES = GIB
 _DISK_BYTES = GIB
 _SHM_BYTES = GIB
@@ -93,20 +97,38 @@ def gpu_finding(names: list[str]) -> Finding:
 
 
 def memory(
-    *, has_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+    *,
+    has_gpu: bool,
+    simulated: bool = False,
+    multimodal: bool = False,
+    every_service: bool = False,
+    proc: Path = Path("/proc"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
 ) -> Finding:
-    """Compare available memory with what a disaggregated suite needs."""
+    """Compare available memory with what such a suite needs; by default a disaggregated one."""
+    needed, smaller = _CPU_SUITE_BYTES, "`millstream up --topology aggregated`"
+    if every_service:
+        needed, smaller = _EVERY_SERVICE_BYTES, "`millstream up` without --all"
+    elif multimodal:
+        needed, smaller = _MULTIMODAL_BYTES, "`millstream up` without --multimodal"
+    if simulated:
+        needed = _SIMULATED_SUITE_BYTES
     available = _available_memory(proc, cgroup)
     if available is None:
-        return warn("memory: this system doesn't tell how much is available", "have 6 GiB or more")
+        return warn(
+            "memory: this system doesn't tell how much is available",
+            f"have {needed / GIB:.0f} GiB or more",
+        )
     text = f"memory: {available / GIB:.1f} GiB available"
-    if available >= _CPU_SUITE_BYTES:
+    if available >= needed:
         return ok(text)
     if has_gpu:
         return warn(f"{text}; loading weights may need more", "close other programs")
-    small = "`millstream up --topology aggregated` or `--engine simulated` needs less"
     if available >= _SIMULATED_SUITE_BYTES:
-        return miss(f"{text}; a disaggregated suite on the CPU takes 6 GiB", small)
+        return miss(
+            f"{text}; this suite takes {needed / GIB:.0f} GiB on the CPU",
+            f"{smaller}, or with --engine simulated, needs less",
+        )
     return miss(f"{text}; that is too little for any suite", "close other programs")
 
 
@@ -204,7 +226,7 @@ def grpc_family() -> Finding:
 
 def engine(*, has_gpu: bool) -> Iterator[Finding]:
     """Check SGLang, torch and the KV transfer."""
-    recipe = (_GPU_RECIPE if has_gpu else _CPU_RECIPE) + _WITHOUT_ENGINE
+    recipe = _recipe(has_gpu=has_gpu)
     every_service = {requirement.name for requirement in _requirements(extra="processor")}
     for requirement in _requirements(extra="gpu"):
         if requirement.name in every_service:
@@ -217,6 +239,18 @@ def engine(*, has_gpu: bool) -> Iterator[Finding]:
         else:
             yield ok(f"{requirement.name} {installed}")
     yield from torch(has_gpu=has_gpu, recipe=recipe)
+
+
+def diffusers(*, has_gpu: bool) -> Iterator[Finding]:
+    """Check what makes images, where the chats' engine is in another environment."""
+    if (version := _version("diffusers")) is None:
+        yield miss("diffusers is not installed: it makes images", _recipe(has_gpu=has_gpu))
+    else:
+        yield ok(f"diffusers {version}")
+
+
+def _recipe(*, has_gpu: bool) -> str:
+    return (_GPU_RECIPE if has_gpu else _CPU_RECIPE) + _WITHOUT_ENGINE
 
 
 def torch(*, has_gpu: bool, recipe: str) -> Iterator[Finding]:

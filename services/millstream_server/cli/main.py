@@ -10,10 +10,12 @@ from pathlib import Path
 
 from millstream_server.cli import up
 from millstream_server.cli.chat import add_chat, add_complete
+from millstream_server.cli.completion import add_completion
 from millstream_server.cli.doctor import add_doctor
 from millstream_server.cli.entry import add_plain, run
 from millstream_server.cli.flags import (
     Commands,
+    add_address,
     add_connection,
     add_log_dir,
     add_model_dir,
@@ -25,6 +27,7 @@ from millstream_server.cli.flags import (
     whole_number,
 )
 from millstream_server.cli.generate_media import add_image, add_video
+from millstream_server.cli.parser import Parser
 from millstream_server.cli.top.rows import SORTS
 from millstream_server.cli.vectors import add_embed, add_models, add_rerank
 from millstream_server.engines.registry import DIFFUSERS, GENERATORS
@@ -41,9 +44,11 @@ The engine's own arguments follow --; the prefill and decode workers get them.
 _SHORTEST_S, _LONGEST_S = 0.2, 60.0
 _TOP_NOTES = """\
 Without --workers it shows the suite that `millstream up` runs in this directory. Ctrl-C ends it.
-"cached now" is the share of prompt tokens found in the KV cache since the last refresh, "in all"
-since the worker's start; "progress" is when the engine last moved. Without a terminal it prints a
-plain table every interval; --once prints one and ends, with code 1 if no worker is reached.
+Of the Processor: requests that run and wait, rates over five seconds, the mean time to the first
+token. "cached now" is the share of prompt tokens found in the KV cache since the last refresh,
+"in all" since the worker's start; "progress" is when the engine last moved. Without a terminal it
+prints a plain table every interval; --once prints one and ends, with code 1 if no worker is
+reached.
 """
 
 
@@ -66,13 +71,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all commands; `run` of its result is the command's function."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="millstream",
         description="Serve large language models as a suite of gRPC services, and chat with them.",
         epilog=list_examples(
             "millstream doctor                            # is this machine ready?",
             "millstream up                                # start a suite",
-            'millstream chat --once "What is Millstream?" # ask it',
+            'millstream chat "What is Millstream?"        # ask it',
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -90,6 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_models(commands)
     _add_top(commands)
     add_doctor(commands)
+    add_completion(commands, parser)
     add_plain(commands)
     return parser
 
@@ -183,7 +189,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "--port",
         type=whole_number(65535, 1),
         metavar="PORT",
-        help="port of the Processor (default: 50051, or the next free one)",
+        help="port of the Processor; all other ports are then above it, the next hundred or so "
+        "(default: 50051, or the next free one, and the ports in docs/operations.md)",
     )
     add_log_dir(parser, "where each service's log goes")
 
@@ -193,7 +200,7 @@ def _add_top(commands: Commands) -> None:
         commands,
         "top",
         _run_top,
-        "Show workers and their load in a table that renews itself.",
+        "Show the Processor, workers and their load in tables that renew themselves.",
         _TOP_NOTES,
         "millstream top",
         "millstream top --workers k8s:shop/decode,k8s:shop/prefill --sort kv",
@@ -206,6 +213,7 @@ def _add_top(commands: Commands) -> None:
         help="HOST:PORT, dns:NAME:PORT, k8s:SERVICE, k8s:NAMESPACE/SERVICE or file:PATH, as for "
         "the Processor (default: the suite of `millstream up`)",
     )
+    add_address(parser, "the Processor, to show what waits there too", "")
     add_log_dir(parser, "that suite's, as `millstream up` was told")
     parser.add_argument(
         "--interval",

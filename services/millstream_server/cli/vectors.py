@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from operator import mul
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -15,7 +16,15 @@ from millstream.v1 import media_pb2, processor_pb2
 from millstream_client import Client
 from millstream_server.cli.answers import open_console
 from millstream_server.cli.client import call_processor, role_name
-from millstream_server.cli.flags import Commands, add_processor, add_target, command, fail
+from millstream_server.cli.flags import (
+    MODEL_HELP,
+    Commands,
+    add_json,
+    add_processor,
+    add_target,
+    command,
+    fail,
+)
 
 _TASKS = {
     processor_pb2.MODEL_TASK_CHAT: "chat",
@@ -50,6 +59,7 @@ def add_embed(commands: Commands) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="print how alike the texts are, instead of vectors"
     )
+    add_json(parser, "with --compare: the rows of the table")
 
 
 def add_rerank(commands: Commands) -> None:
@@ -72,13 +82,9 @@ def add_rerank(commands: Commands) -> None:
         help="a single - reads documents from stdin, one per line",
     )
     add_processor(parser)
-    parser.add_argument(
-        "--model",
-        default="",
-        metavar="NAME",
-        help="model to ask (default: the only one that ranks)",
-    )
+    parser.add_argument("--model", default="", metavar="NAME", help=MODEL_HELP)
     parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
+    add_json(parser, "documents")
 
 
 def add_models(commands: Commands) -> None:
@@ -91,8 +97,10 @@ def add_models(commands: Commands) -> None:
         "",
         "millstream models",
         "millstream models --address processor.example:50051 --tls-ca-file ca.pem",
+        "millstream models --json | jq -r .name",
     )
     add_processor(parser)
+    add_json(parser, "models")
 
 
 def _run_embed(args: argparse.Namespace) -> int:
@@ -119,28 +127,43 @@ def _texts(given: Sequence[str]) -> list[str]:
 async def _embed(client: Client, args: argparse.Namespace, texts: list[str]) -> int:
     found = await client.embed(texts, dimensions=args.dimensions, model=args.model)
     if args.compare:
-        _print_similarities(texts, found.vectors)
+        _print_similarities(texts, found.vectors, as_json=args.json)
     else:
         for text, vector in zip(texts, found.vectors, strict=True):
             numbers = [float(f"{number:.8g}") for number in vector]
-            print(json.dumps({"text": text, "embedding": numbers}, ensure_ascii=False))
+            _print_json({"text": text, "embedding": numbers})
     if args.show_usage:
         width = len(found.vectors[0])
         print(f"{found.input_tokens} tokens · {width} dimensions", file=sys.stderr)
     return 0
 
 
-def _print_similarities(texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
+def _print_similarities(
+    texts: Sequence[str], vectors: Sequence[Sequence[float]], *, as_json: bool
+) -> None:
+    # Of vectors of length 1 it is the cosine.
+    rows = [[sum(map(mul, vector, other)) for other in vectors] for vector in vectors]
+    if as_json:
+        for text, row in zip(texts, rows, strict=True):
+            _print_json({"text": text, "similarities": [round(each, 6) for each in row]})
+        return
     table = Table("", *(str(i + 1) for i in range(len(texts))), box=box.SIMPLE_HEAD)
-    for i, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
-        # Of vectors of length 1 it is the cosine.
-        row = [f"{sum(map(mul, vector, other)):.2f}" for other in vectors]
-        table.add_row(f"{i + 1}  {text}", *row)
+    for i, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        table.add_row(f"{i + 1}  {text}", *(f"{each:.2f}" for each in row))
     open_console().print(table)
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    print(json.dumps(fields, ensure_ascii=False))
 
 
 async def _rerank(client: Client, args: argparse.Namespace, documents: list[str]) -> int:
     results = await client.rerank(args.query, documents, top_n=args.top_n, model=args.model)
+    if args.json:
+        for one in results:
+            text = documents[one.index]
+            _print_json({"score": one.score, "index": one.index, "document": text})
+        return 0
     table = Table("score", "number", "document", box=box.SIMPLE_HEAD)
     for ranked in results:
         table.add_row(f"{ranked.score:.4f}", str(ranked.index + 1), documents[ranked.index])
@@ -149,25 +172,54 @@ async def _rerank(client: Client, args: argparse.Namespace, documents: list[str]
 
 
 def _run_models(args: argparse.Namespace) -> int:
-    return call_processor(args, lambda client, _: _list(client))
+    return call_processor(args, lambda client, _: _list(client, args))
 
 
-async def _list(client: Client) -> int:
-    table = Table("model", "ready", "does", "context", "takes", "workers", box=box.SIMPLE_HEAD)
+async def _list(client: Client, args: argparse.Namespace) -> int:
     served = await client.models()
-    with_adapters = any(model.adapters for model in served)
-    if with_adapters:
-        table.add_column("adapters", overflow="fold")
+    if args.json:
+        for model in served:
+            _print_json(_fields(model))
+        return 0
+    columns = ["model", "ready", "does", "context", "takes", "workers"]
+    # What says nothing is left out.
+    columns += ["default for"] if len(served) > 1 else []
+    columns += [name for name in ("aliases", "adapters") if any(getattr(m, name) for m in served)]
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in columns:
+        table.add_column(name, overflow="fold")
     for model in served:
-        workers = ", ".join(f"{pool.connected} {role_name(pool.role)}" for pool in model.workers)
-        table.add_row(
-            model.name,
-            "yes" if model.ready else "no, lacks workers",
-            ", ".join(_TASKS[task] for task in model.tasks if task in _TASKS) or "unknown",
-            f"{model.context_length} tokens" if model.context_length else "",
-            ", ".join(["text", *(_MEDIA.get(kind, "unknown") for kind in model.modalities)]),
-            workers or "none connected",
-            *([", ".join(model.adapters) or "none"] if with_adapters else []),
-        )
+        cells = _cells(model)
+        table.add_row(*(cells[name] for name in columns))
     open_console().print(table)
     return 0
+
+
+def _cells(model: processor_pb2.ServedModel) -> dict[str, str]:
+    fields = _fields(model)
+    workers = ", ".join(f"{count} {role}" for role, count in fields["workers"].items())
+    return {
+        "model": model.name,
+        "ready": "yes" if model.ready else "no, lacks workers",
+        "does": ", ".join(fields["does"]) or "unknown",
+        "context": f"{model.context_length} tokens" if model.context_length else "",
+        "takes": ", ".join(fields["takes"]),
+        "workers": workers or "none connected",
+        "default for": ", ".join(fields["default_for"]),
+        "aliases": ", ".join(model.aliases),
+        "adapters": ", ".join(model.adapters) or "none",
+    }
+
+
+def _fields(model: processor_pb2.ServedModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "ready": model.ready,
+        "does": [_TASKS[task] for task in model.tasks if task in _TASKS],
+        "default_for": [_TASKS[task] for task in model.default_of if task in _TASKS],
+        "context_length": model.context_length,
+        "takes": ["text", *(_MEDIA.get(kind, "unknown") for kind in model.modalities)],
+        "workers": {role_name(pool.role): pool.connected for pool in model.workers},
+        "aliases": list(model.aliases),
+        "adapters": list(model.adapters),
+    }

@@ -24,7 +24,7 @@ from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
-from millstream_server.processor.models import Models
+from millstream_server.processor.models import ModelNames, Models
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import RequestLimits
@@ -171,7 +171,7 @@ def _core(
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     front = Front(
-        Models(texts, router),
+        Models(texts, router, ModelNames(settings.aliases(), settings.defaults())),
         router,
         limits=_limits(settings),
         telemetry=FrontTelemetry(service.tracing),

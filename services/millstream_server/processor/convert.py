@@ -312,6 +312,8 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         tasks=sorted(_TASKS[task] for task in model.tasks),
         abilities=abilities_to_proto(model.engine.abilities) if model.engine else (),
         adapters=sorted(model.engine.adapter_names()) if model.engine else (),
+        aliases=model.aliases,
+        default_of=sorted(_TASKS[task] for task in model.default_of),
     )
     for info in reversed(model.others):
         if isinstance(info, DiffuserInfo):

@@ -75,7 +75,7 @@ class Front:
         self.limits = limits
         self.telemetry = telemetry or FrontTelemetry()
         self.work = OpenWork()
-        self.meter = LoadMeter(self._utilization)
+        self.meter = LoadMeter(self._utilization, named=self._named)
         self.queues = {name: self._queue(name) for name in models.names}
         """Of each model."""
         self.positions = {
@@ -131,6 +131,15 @@ class Front:
 
     def _outstanding(self, name: str) -> Callable[[], int]:
         return lambda: self.router.task_workers(name).outstanding
+
+    def _named(self) -> dict[str, float]:
+        """Return what load reports have besides: totals, without the names of models."""
+        return {
+            "running_requests": sum(queue.running for queue in self.queues.values()),
+            "queued_requests": sum(queue.queued for queue in self.queues.values()),
+            "first_tokens": self.telemetry.first_tokens,
+            "first_token_seconds": self.telemetry.first_token_s,
+        }
 
     def _utilization(self) -> float:
         return max((queue.utilization for queue in self.queues.values()), default=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_server.control.engine import EngineInfo, Role, Task
@@ -30,6 +30,8 @@ _CHATTING = frozenset({Task.CHAT, Task.COMPLETE})
 """Both are refused the same way: a model without a template says itself that Chat needs one."""
 _WITHOUT_TEXT = frozenset({Task.GENERATE_IMAGE, Task.GENERATE_VIDEO, Task.GENERATE_TEXT})
 """These need no tokenizer here."""
+_UNGUESSED = frozenset({Task.EMBED, Task.RERANK, Task.GENERATE_TEXT})
+"""Any model with a tokenizer may do these, as long as none of its workers has been seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,34 @@ class ModelStatus:
     """What it can do now."""
     others: Sequence[EngineInfo] = ()
     """Infos of its workers for images, videos, vectors and scores."""
+    aliases: Sequence[str] = ()
+    """Other names that requests may use."""
+    default_of: frozenset[Task] = frozenset()
+    """Tasks whose requests go to it if they name no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """What operators say of the models' names."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names, and the model of each."""
+    defaults: Mapping[Task, str] = field(default_factory=dict)
+    """The model of requests that name none, where `Models.default` shall not find it."""
 
 
 class Models:
     """All models of a Processor."""
 
-    def __init__(self, texts: Mapping[str, TextModel | None], router: Router) -> None:
+    def __init__(
+        self, texts: Mapping[str, TextModel | None], router: Router, names: ModelNames | None = None
+    ) -> None:
         """Serve ``texts``, by model name, on the workers of ``router``; None: without text."""
         self._texts = texts
         self._router = router
+        self._given = names or ModelNames()
         self._served: dict[tuple[str, Task], ServedModel] = {}
-        """Cache, emptied when a worker is added, removed or changed; has only models of ours."""
+        """Cache, emptied when a worker is added, removed or changed; has only names of ours."""
         router.watch(self._served.clear)
 
     @property
@@ -82,36 +101,66 @@ class Models:
         return sorted(self._texts)
 
     def name_of(self, name: str, task: Task, field: str = "model") -> str:
-        """Return the model of a request; an empty name means the only one for this task.
+        """Return the model of a request, whose name may be an alias; empty: the task's default.
 
         Raises:
             ModelNotFoundError: it isn't served here.
-            InvalidRequestError: no name was given and several models, or none, may do this; or
-            the model's workers do something else.
+            InvalidRequestError: no name was given and there is no default; or the model's workers
+            do something else.
         """
         if not name:
-            return self._only(task, field)
-        self._require(name)
+            found = self.default(task)
+            if found is None:
+                raise InvalidRequestError.of(field, _which(self._able(task), task))
+            self._check(found, task, field)
+            return found
+        name = self._known(name)
         self._check(name, task, field)
         return name
 
-    def _require(self, name: str) -> None:
+    def default(self, task: Task) -> str | None:
+        """Return the model of requests that name none; None: several could do it, or none can.
+
+        It is the one that the settings name, else the only one for the task, else, for chats and
+        texts to continue, the first one in the settings that isn't a diffusion language model. It
+        stays the same while its workers are away.
+        """
+        given, router = self._given.defaults, self._router
+        chosen = given.get(task) or (given.get(Task.CHAT) if task is Task.COMPLETE else None)
+        if chosen is not None:
+            return chosen
+        able = self._able(task)
+        if len(able) > 1 and task in _CHATTING:
+            chats = [name for name in able if Task.CHAT in self._probable(name)] or able
+            able = [name for name in chats if Task.GENERATE_TEXT not in router.tasks(name)][:1]
+        return able[0] if len(able) == 1 else None
+
+    def _doing(self, task: Task) -> list[str]:
+        """Return the models that probably do a task, in the order of the settings."""
+        router = self._router
+        return [n for n in self._texts if task in self._probable(n) | router.tasks(n)]
+
+    def _able(self, task: Task) -> list[str]:
+        """Return the models that do a task or, if none is known to, those that may yet."""
+        able = self._doing(task)
+        if not able and task is Task.CHAT:  # they say themselves that they lack a template
+            return self._doing(Task.COMPLETE)
+        if not able and task in _UNGUESSED:
+            return [name for name, text in self._texts.items() if text and not self._does(name)]
+        return able
+
+    def _known(self, name: str) -> str:
+        """Return the model of a name or an alias.
+
+        Raises:
+            ModelNotFoundError: it isn't served here.
+        """
+        name = self._given.aliases.get(name, name)
         if name not in self._texts:
             raise ModelNotFoundError(
                 f"model {name[:64]!r} is not served here; ListModels names those that are"
             )
-
-    def _only(self, task: Task, field: str) -> str:
-        if len(self._texts) == 1:
-            (name,) = self._texts
-            self._check(name, task, field)
-            return name
-        able = sorted(name for name in self._texts if task in self._probable(name))
-        if len(able) == 1:
-            return able[0]
-        if not able:
-            raise InvalidRequestError.of(field, f"no model here {_DOES[task]}")
-        raise InvalidRequestError.of(field, f"name one of {able}")
+        return name
 
     def _probable(self, name: str) -> frozenset[Task]:
         """Return what a model does or, before a worker has said it, what its files suggest."""
@@ -137,7 +186,12 @@ class Models:
             raise InvalidRequestError.of(field, f"{name!r} {sentence}")
         does = self._does(name)
         if does and not wanted & does:
-            raise InvalidRequestError.of(field, f"{name!r} {_instead(does)}")
+            raise InvalidRequestError.of(field, f"{name!r} {self._instead(does, task)}")
+
+    def _instead(self, does: frozenset[Task], task: Task) -> str:
+        """Say what a model does, and which one does the task that it was asked for."""
+        done = " and ".join(_DOES[each] for each in Task if each in does)
+        return f"{done}; {_which(self._doing(task), task)}"
 
     def _does(self, name: str) -> frozenset[Task]:
         """Return what a model does, as far as its workers have said; empty before any has."""
@@ -150,20 +204,21 @@ class Models:
         return tasks
 
     def text(self, name: str, field: str = "model") -> tuple[str, TextModel]:
-        """Look up a model's text handling; an empty name means the only model with one.
+        """Look up a model's text handling; an empty name means the default for chats.
 
         Raises:
             ModelNotFoundError: it isn't served here.
-            InvalidRequestError: no name was given and several models are served, or the model has
-            no tokenizer here.
+            InvalidRequestError: no name was given and there is no default; or the model has no
+            tokenizer here.
         """
         if not name:
-            with_text = sorted(name for name, text in self._texts.items() if text)
-            if len(with_text) != 1:
-                why = f"name one of {with_text}" if with_text else "no model here has a tokenizer"
+            with_text = [name for name, text in self._texts.items() if text]
+            name = self.default(Task.CHAT) or (with_text[0] if len(with_text) == 1 else "")
+            if not name:
+                listed = ", ".join(with_text)
+                why = f"name one of {listed}" if listed else "no model here has a tokenizer"
                 raise InvalidRequestError.of(field, why)
-            (name,) = with_text
-        self._require(name)
+        name = self._known(name)
         text = self._texts[name]
         if text is None:
             raise InvalidRequestError.of(field, f"{name!r} has no tokenizer here")
@@ -195,6 +250,9 @@ class Models:
         return ServedModel(name, text, engine, defaults, self._modalities(name))
 
     def status(self) -> list[ModelStatus]:
+        """Return what ListModels shows of each model, by name."""
+        defaults = {task: self.default(task) for task in Task}
+        aliases = self._given.aliases.items()
         return [
             ModelStatus(
                 name,
@@ -205,6 +263,8 @@ class Models:
                 self._modalities(name),
                 self._does(name) if self._router.ready(name) else frozenset(),
                 self._router.task_workers(name).infos,
+                sorted(alias for alias, model in aliases if model == name),
+                frozenset(task for task in self._probable(name) if defaults[task] == name),
             )
             for name in self.names
         ]
@@ -218,7 +278,5 @@ class Models:
         return all(self._router.ready(name) for name in self._texts)
 
 
-def _instead(does: frozenset[Task]) -> str:
-    """Say what a model does, and by which RPC."""
-    parts = [f"{_DOES[task]}: use {task.value}" for task in Task if task in does]
-    return "; ".join(parts)
+def _which(able: Sequence[str], task: Task) -> str:
+    return f"name one of {', '.join(able)}" if able else f"no model here {_DOES[task]}"

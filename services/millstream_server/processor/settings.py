@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from millstream_server.control.engine import Task
 from millstream_server.routing.plan import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
@@ -51,6 +52,16 @@ class ProcessorSettings(ServiceSettings):
         pairs=True,
         help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read; "
         "NAME alone for a model that makes images or videos",
+    )
+    model_alias: tuple[str, ...] = setting(
+        (), pairs=True, help="other names for models, ALIAS=NAME,…, such as gpt-4o=llama"
+    )
+    default_models: tuple[str, ...] = setting(
+        (),
+        pairs=True,
+        help="models of requests that name none, TASK=NAME,…; TASK is chat, complete, embed, "
+        "rerank, generate_image, generate_video or generate_text; else it is the only model for "
+        "the task, or the first one that chats and is no diffusion language model",
     )
     workers: tuple[str, ...] = setting(
         help="where the workers of all roles are, one or more of HOST:PORT, dns:NAME:PORT, "
@@ -194,6 +205,45 @@ class ProcessorSettings(ServiceSettings):
                 raise SettingsError(f"--models: {name!r} is there twice")
             directories[name] = Path(directory) if directory else None
         return directories
+
+    def aliases(self) -> dict[str, str]:
+        """Parse `model_alias`.
+
+        Raises:
+            SettingsError: an entry isn't ALIAS=NAME of a model here, or a name is there twice.
+        """
+        aliases = self._names("--model-alias", self.model_alias)
+        if taken := aliases.keys() & self.model_directories().keys():
+            raise SettingsError(f"--model-alias: {min(taken)!r} is a model's own name")
+        return aliases
+
+    def defaults(self) -> dict[Task, str]:
+        """Parse `default_models`.
+
+        Raises:
+            SettingsError: an entry isn't TASK=NAME of a model here, or a task is there twice.
+        """
+        tasks = {task.name.lower(): task for task in Task}
+        found = self._names("--default-models", self.default_models)
+        if unknown := found.keys() - tasks.keys():
+            known = ", ".join(tasks)
+            raise SettingsError(f"--default-models: {min(unknown)!r} is none of {known}")
+        return {tasks[task]: name for task, name in found.items()}
+
+    def _names(self, flag: str, entries: tuple[str, ...]) -> dict[str, str]:
+        """Parse pairs whose values are models served here."""
+        models, found = self.model_directories(), dict[str, str]()
+        for entry in entries:
+            key, _, name = entry.partition("=")
+            if not (key and name):
+                raise SettingsError(f"{flag}: {entry!r} lacks one side of its '='")
+            if name not in models:
+                served = ", ".join(models)
+                raise SettingsError(f"{flag}: {entry!r} names no model of --models: {served}")
+            if key in found:
+                raise SettingsError(f"{flag}: {key!r} is there twice")
+            found[key] = name
+        return found
 
 
 def _share(number: int, part: int, whole: int) -> int:

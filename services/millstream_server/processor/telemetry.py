@@ -105,6 +105,10 @@ class FrontTelemetry:
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         self.tracing = tracing
+        self.first_tokens = 0
+        """Turns that got one since the start."""
+        self.first_token_s = 0.0
+        """Sum of the times from their arrivals to it."""
         self._models: dict[tuple[Task, str, str], _ModelMetrics] = {}
 
     def model(self, task: Task, provider: str, model: str) -> _ModelMetrics:
@@ -243,6 +247,8 @@ class TurnTelemetry:
         self._first_token_at = time.perf_counter()
         seconds = self._first_token_at - self._arrived
         self._measured.first_token.observe(seconds)
+        self._owner.first_tokens += 1
+        self._owner.first_token_s += seconds
         if self._span is not None:
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 

@@ -13,8 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import embedding_pb2, processor_pb2, worker_pb2
+from millstream_server.processor.models import ModelNames
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_testing.in_process import MODEL, InProcessProcessor, processor, worker
+from millstream_testing.in_process import MODEL, InProcessProcessor, processor, suite, worker
 from millstream_testing.waiting import until
 from tests.support.models.models import byte_level_model
 from tests.support.processor.chats import chat, completion, start
@@ -42,7 +43,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 
 @contextlib.asynccontextmanager
 async def everything(
-    text_model: TextModel, bare: TextModel
+    text_model: TextModel, bare: TextModel, names: ModelNames | None = None
 ) -> AsyncIterator[tuple[InProcessProcessor, PlayedEmbedder]]:
     """One Processor for a chat model, and models for images, vectors and scores."""
     embedder, ranker = PlayedEmbedder(), PlayedEmbedder("ranker", RANKING)
@@ -52,7 +53,7 @@ async def everything(
         played(PlayedDiffuser()) as second,
         played(embedder) as third,
         played(ranker) as fourth,
-        processor(models, [one.address, second, third, fourth]) as front,
+        processor(models, [one.address, second, third, fourth], names=names) as front,
     ):
         yield front, embedder
 
@@ -105,7 +106,7 @@ async def _slot_failure(call: Any, message: Any) -> Failure:
         return Failure(grpc.StatusCode.INVALID_ARGUMENT, error.message, fields=fields)
 
 
-async def test_a_model_that_does_something_else_names_the_right_method(
+async def test_a_model_that_does_something_else_says_what_and_names_one_that_can(
     text_model: TextModel, bare: TextModel
 ) -> None:
     async with everything(text_model, bare) as (front, _):
@@ -113,20 +114,20 @@ async def test_a_model_that_does_something_else_names_the_right_method(
         complete = completion("a")
         complete.model = "drawing"
         failures = [
-            ("GenerateImage", await refusal(front.stub.Complete(complete))),
-            ("Embed", await refusal(front.embedding.Rerank(rerank))),
+            (f"makes images; name one of {MODEL}", await refusal(front.stub.Complete(complete))),
+            ("embeds texts; name one of ranker", await refusal(front.embedding.Rerank(rerank))),
             (
-                "Chat",
+                "chats and continues texts; name one of embedder",
                 await _slot_failure(front.embedding.Embed(), batch(0, "a", model=MODEL)),
             ),
             (
-                "Rerank",
+                "ranks documents; name one of drawing",
                 await _slot_failure(front.diffusion.GenerateImage(), image(0, model="ranker")),
             ),
         ]
-        for method, failure in failures:
+        for said, failure in failures:
             assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
-            assert method in failure.message
+            assert said in failure.message
             assert failure.fields == ("model",)
 
 
@@ -140,8 +141,43 @@ async def test_a_chat_with_such_a_model_is_refused_by_name(
         failure = await refusal(call)
         assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
         assert failure.fields == ("start.model",)
-        right = {"embedder": "EmbeddingService.Embed", "drawing": "DiffusionService.GenerateImage"}
-        assert right[model] in failure.message
+        right = {"embedder": "embeds texts", "drawing": "makes images"}
+        assert f"{right[model]}; name one of {MODEL}" in failure.message
+
+
+async def test_what_no_model_here_does_is_said_so(text_model: TextModel) -> None:
+    async with suite(text_model) as (front, _):
+        failures = {
+            "makes images": await _slot_failure(front.diffusion.GenerateImage(), image(0)),
+            "embeds texts": await _slot_failure(front.embedding.Embed(), batch(0, "a")),
+            "ranks documents": await refusal(
+                front.embedding.Rerank(embedding_pb2.RerankRequest(query="q", documents=["a"]))
+            ),
+        }
+        for does, failure in failures.items():
+            assert failure.message == f"model: no model here {does}"
+            assert failure.retry_delay_s is None
+
+
+async def test_a_model_answers_to_its_alias_and_listmodels_says_who_is_asked_by_default(
+    text_model: TextModel, bare: TextModel
+) -> None:
+    names = ModelNames(aliases={"gpt-4o": MODEL})
+    async with everything(text_model, bare, names) as (front, _):
+        assert (await chat(front.stub, "hi", model="gpt-4o")).started.model == MODEL
+        tokenized = processor_pb2.TokenizeRequest(model="gpt-4o", text="hi")
+        assert (await front.stub.Tokenize(tokenized)).token_ids
+        listed = await front.stub.ListModels(processor_pb2.ListModelsRequest())
+        assert {model.name: list(model.aliases) for model in listed.models}[MODEL] == ["gpt-4o"]
+        assert {
+            model.name: [processor_pb2.ModelTask.Name(task)[11:] for task in model.default_of]
+            for model in listed.models
+        } == {
+            MODEL: ["CHAT", "COMPLETE"],
+            "drawing": ["GENERATE_IMAGE"],
+            "embedder": ["EMBED"],
+            "ranker": ["RERANK"],
+        }
 
 
 async def test_an_unknown_model_is_not_found(bare: TextModel) -> None:

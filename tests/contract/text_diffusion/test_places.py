@@ -140,11 +140,11 @@ async def test_a_model_that_is_no_diffusion_model_is_refused(text_model: TextMod
         wrong, unknown, unnamed = await stream.ended(0, 1, 2)
     assert (wrong.reason, wrong.fields) == ("UNSUPPORTED_FEATURE", ["model"])
     assert wrong.error is not None
-    assert "use Chat or Complete" in wrong.error.message
+    assert wrong.error.message == f"model: {MODEL!r} is no diffusion language model: it chats"
     assert unknown.reason == "MODEL_NOT_FOUND"
-    assert unnamed.reason == "NO_WORKER"
+    assert (unnamed.reason, unnamed.fields) == ("INVALID_REQUEST", ["model"])
     assert unnamed.error is not None
-    assert unnamed.error.retryable
+    assert unnamed.error.message == "model: no model here makes text of token ids"
 
 
 async def test_the_only_diffusion_model_needs_no_name(text_model: TextModel) -> None:

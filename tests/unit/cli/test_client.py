@@ -6,6 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from millstream_client import FieldViolation, InvalidRequestError
 from millstream_client.errors import from_rpc_error
 from millstream_server.cli.client import call_processor, explain
 from millstream_server.cli.flags import Destination
@@ -69,3 +70,53 @@ def test_a_single_violation_is_not_said_twice() -> None:
     status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
     lines = failure(grpc.StatusCode.INVALID_ARGUMENT, status.message, status.SerializeToString())
     assert lines == ["error: INVALID_ARGUMENT: start.n: must be 1 to 16"]
+
+
+@pytest.mark.parametrize(
+    ("address", "words", "field", "says", "shown"),
+    [
+        ("", ["chat", "hi"], "start.model", "name one of a, b", "--model: name one of a, b"),
+        (
+            "",
+            ["image", "a cat"],
+            "model",
+            "no model here makes images",
+            "--model: no model here makes images; `make up ARGS=--all` starts one",
+        ),
+        (
+            "shop.example:50051",
+            ["embed", "a"],
+            "model",
+            "no model here embeds texts",
+            "--model: no model here embeds texts",
+        ),
+        (
+            "",
+            ["image", "a cat"],
+            "options.guidance_scale",
+            "must be 0 or more",
+            "--guidance: must be 0 or more",
+        ),
+        (
+            "",
+            ["chat", "hi"],
+            "start.messages[0].content[0].image.data",
+            "is no image",
+            "--image: is no image",
+        ),
+        ("", ["embed", "a"], "inputs[3].text", "is empty", "TEXT: is empty"),
+        (
+            "",
+            ["chat", "hi"],
+            "start.messages",
+            "has no chat template; use Complete with a prompt",
+            "start.messages: has no chat template; use `millstream complete` with a prompt",
+        ),
+    ],
+)
+def test_fields_are_told_as_what_was_typed(
+    address: str, words: list[str], field: str, says: str, shown: str
+) -> None:
+    error = InvalidRequestError(f"{field}: {says}", violations=[FieldViolation(field, says)])
+    lines = explain(error, Destination(address or "127.0.0.1:50051"), parse(words))
+    assert lines == [f"error: INVALID_ARGUMENT: {shown}"]

@@ -5,6 +5,7 @@ import importlib.util
 import json
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from millstream_server.cli import doctor, machine
 from millstream_server.cli.doctor import check_model
 from millstream_server.cli.machine import Finding, Level, miss, ok, warn
 from millstream_server.cli.main import main
+from millstream_server.cli.suite import models, plan
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_no_model_says_what_to_give() -> None:
     assert "--model DIR" in check_model(None).next_step
 
 
-def _memory(root: Path, available_gib: float, limit_gib: float | None = None) -> dict[str, Path]:
+def _memory(root: Path, available_gib: float, limit_gib: float | None = None) -> dict[str, Any]:
     (root / "meminfo").write_text(
         f"MemTotal: 99 kB\nMemAvailable: {int(available_gib * 2**20)} kB\n"
     )
@@ -82,6 +84,56 @@ def test_memory(
     found = machine.memory(has_gpu=has_gpu, **_memory(tmp_path, available, limit))
     assert found.level is level
     assert bool(found.next_step) is (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("suite", "available", "says"),
+    [
+        ({"every_service": True}, 8, "this suite takes 12 GiB on the CPU"),
+        ({"multimodal": True}, 7, "this suite takes 8 GiB on the CPU"),
+        ({"every_service": True, "simulated": True}, 2, ""),
+    ],
+)
+def test_memory_for_what_will_run(
+    tmp_path: Path, suite: dict[str, Any], available: float, says: str
+) -> None:
+    found = machine.memory(has_gpu=False, **suite, **_memory(tmp_path, available))
+    assert found.level is (Level.MISS if says else Level.OK)
+    assert says in found.what
+    if says:
+        assert "`millstream up` without --" in found.next_step
+
+
+def _doctor(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, str]:
+    """Return the next step of each finding, by its text."""
+    main(["doctor", "--json", "--address", "127.0.0.1:1", *flags])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {one["what"]: one["next_step"] for one in lines if one["level"] == "miss"}
+
+
+def test_an_engine_in_an_environment_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(plan, "__file__", str(tmp_path / "a/b/c/d/plan.py"))
+    missed = _doctor(capsys, "--engine", "vllm")
+    (step,) = (step for what, step in missed.items() if "vllm" in what)
+    assert step == "`make setup-vllm` in a checkout of Millstream"
+    assert not any("vllm" in what for what in _doctor(capsys, "--engine", "simulated"))
+
+
+def test_what_up_all_will_need(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(models, "_find", lambda _: None)
+    missed = _doctor(capsys, "--all", "--engine", "simulated")
+    for folder in ("drawing", "dllm", "embedder", "reranker"):
+        (step,) = (step for what, step in missed.items() if f"demo/{folder}/model is no" in what)
+        assert "in a checkout of Millstream" in step
+    (tmp_path / "config.json").write_text("{}")
+    missed = _doctor(capsys, "--multimodal", "--engine", "simulated", "--model", str(tmp_path))
+    (step,) = (step for what, step in missed.items() if "takes no images" in what)
+    assert step.startswith("leave --multimodal out")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +280,11 @@ def test_exit_code_and_next_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(doctor, "_all", lambda *_: iter(findings))
+    assert main(["doctor", "--json"]) == code
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["what"], one["next_step"]) for one in lines] == [
+        (finding.what, finding.next_step) for finding in findings
+    ]
     assert main(["doctor"]) == code
     shown = capsys.readouterr().out
     for finding in findings:

@@ -62,8 +62,10 @@ def test_the_first_chat_is_about_a_picture(
     picture = Path.cwd() / "some where" / "red.png"
     monkeypatch.setattr("millstream_server.cli.suite.display.demo_picture", lambda: picture)
     once, chat, *_ = map(_flags, examples(plan)[:2])
-    assert (once.media, once.once) == ([Image("some where/red.png")], "What is in this picture?")
-    assert (chat.media, chat.once, chat.address) == ([], None, plan.processor.client_address)
+    assert once.media == [Image("some where/red.png")]
+    assert once.question == ["What is in this picture?"]
+    assert (chat.media, chat.question) == ([], [])
+    assert chat.address == plan.processor.client_address
 
 
 def test_requests_fit_the_contract_and_hold_a_picture(plan: SuitePlan) -> None:
@@ -87,7 +89,7 @@ def test_requests_fit_the_contract_and_hold_a_picture(plan: SuitePlan) -> None:
 def test_without_encode_workers_the_chat_is_text(plan: SuitePlan) -> None:
     text = SuitePlan(replace(plan.options, encode=0), plan.services[1:])
     lines = examples(text)
-    assert _flags(lines[0]).once == "What is Millstream?"
+    assert _flags(lines[0]).question == ["What is Millstream?"]
     methods = [method for _, method, _ in _requests(lines)]
     assert methods[0] == "ProcessorService/Chat"
     assert "EncodeService/Encode" not in methods
@@ -98,10 +100,8 @@ def test_each_further_model_has_a_command(plan: SuitePlan, tmp_path: Path) -> No
     lines = examples(SuitePlan(replace(plan.options, further=further), plan.services))
     commands = [_flags(line).run.__name__ for line in lines if "curl" not in line]
     assert commands == ["run", "run", "_run_image", "run", "_run_embed", "_run_rerank"]
-    assert _flags(lines[0]).model == "m", "two models can chat, so one has to be named"
+    assert _flags(lines[0]).model == "", "the default, though two models can chat"
     assert _flags(lines[3]).model == "demo-dllm"
-    (chat, *_) = (request for _, method, request in _requests(lines) if "Chat" in method)
-    assert chat.start.model == "m"
 
 
 @pytest.mark.parametrize("log_dir", [DEFAULT_LOG_DIR, Path("other logs")])

@@ -55,6 +55,28 @@ def test_numbers_that_do_not_fit_are_refused(
     assert f"argument {flags[0]}: {flags[1]!r} is not a whole number" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "usage", "says"),
+    [
+        (["chat", "--temprature", "0"], "chat", "no --temprature; did you mean --temperature?"),
+        (["complete", "x", "--adress=a:1"], "complete", "no --adress; did you mean --address?"),
+        (["admin", "drain", "--al"], "admin drain", "no --al; did you mean --all?"),
+        (["complete", "what", "is", "it"], "complete", "what is 'is'? A text of several words"),
+        (["chta"], "[-h]", "there is no command 'chta'; did you mean chat?"),
+        (["health", "--servise", "x"], "health", "no --servise; did you mean --service?"),
+    ],
+)
+def test_what_was_mistyped_is_explained_by_its_command(
+    words: list[str], usage: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"usage: millstream {usage} ")
+    assert says in shown.splitlines()[-1]
+
+
 def test_up_without_a_model_says_what_to_give(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

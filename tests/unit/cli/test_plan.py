@@ -210,6 +210,18 @@ def test_a_given_port_that_is_taken_is_refused(options: UpOptions, ports: PortCl
             make_plan(replace(options, port=port), ports)
 
 
+def test_a_given_port_moves_all_others(options: UpOptions, ports: PortClaims) -> None:
+    plan = make_plan(replace(_with_vision(options), port=23400), ports)
+    taken = [int(service.address.rpartition(":")[2]) for service in plan.services]
+    taken += [port for s in plan.services for port in (s.metrics_port, s.admin_port)]
+    taken += [s.bootstrap_port for s in plan.services if s.bootstrap_port is not None]
+    assert taken[3] == 23400
+    assert len(set(taken)) == len(taken) == 13
+    assert all(23400 <= port < 23500 for port in taken)
+    with pytest.raises(PlanError, match="leaves no room"):
+        make_plan(replace(options, port=65500), ports)
+
+
 def test_a_host_of_another_machine_is_refused(options: UpOptions, ports: PortClaims) -> None:
     with pytest.raises(PlanError, match="no address of this machine"):
         make_plan(replace(options, host="203.0.113.1"), ports)

@@ -688,7 +688,7 @@ type StartImage struct {
 	// The caller's id for logs and traces: printable, at most 128 bytes; need not be unique. Empty: the
 	// Processor makes one.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Model; may be left empty when only one that makes images is served. Workers ignore it.
+	// Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it.
 	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
 	// What to make.
 	Options *DiffusionOptions `protobuf:"bytes,4,opt,name=options,proto3" json:"options,omitempty"`

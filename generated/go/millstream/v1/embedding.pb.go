@@ -118,7 +118,7 @@ type StartEmbed struct {
 	// The caller's id for logs and traces: printable, at most 128 bytes; need not be unique. Empty: the
 	// Processor makes one.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Model; may be left empty when only one that embeds is served. Workers ignore it.
+	// Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it.
 	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
 	// The inputs, 1 to 2,048.
 	Inputs []*EmbedInput `protobuf:"bytes,4,rep,name=inputs,proto3" json:"inputs,omitempty"`
@@ -709,7 +709,7 @@ type RerankRequest struct {
 	sizeCache     protoimpl.SizeCache
 	unknownFields protoimpl.UnknownFields
 
-	// Model; may be left empty when only one that ranks is served. Workers ignore it.
+	// Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// The query; required with `documents`. Workers refuse it.
 	Query string `protobuf:"bytes,2,opt,name=query,proto3" json:"query,omitempty"`

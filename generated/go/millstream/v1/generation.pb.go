@@ -267,8 +267,8 @@ type StartGeneration struct {
 	// The prompt's images and videos, in the order of their first placeholder. Their placeholders in
 	// token_ids are expanded: as many as the item has tokens.
 	Media []*MediaItem `protobuf:"bytes,9,rep,name=media,proto3" json:"media,omitempty"`
-	// DiffusionService.GenerateText at a Processor: the model; may be left empty when only one such model
-	// is served. Workers ignore it.
+	// DiffusionService.GenerateText at a Processor: the model, or an alias; empty: the default
+	// (ServedModel.default_of). Workers ignore it.
 	Model string `protobuf:"bytes,10,opt,name=model,proto3" json:"model,omitempty"`
 	// Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`

@@ -372,7 +372,7 @@ class StartImage(_message.Message):
     Processor makes one.
     """
     model: _builtins.str
-    """Model; may be left empty when only one that makes images is served. Workers ignore it."""
+    """Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it."""
     format: Global___ImageFormat.ValueType
     """Format of the files; unset: PNG."""
     priority: _processor_pb2.RequestPriority.ValueType

@@ -76,7 +76,7 @@ class StartEmbed(_message.Message):
     Processor makes one.
     """
     model: _builtins.str
-    """Model; may be left empty when only one that embeds is served. Workers ignore it."""
+    """Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it."""
     dimensions: _builtins.int
     """Cut the vectors to their first so many numbers: one of EmbeddingModelInfo.dimensions, or the width.
     Unset: the width.
@@ -360,7 +360,7 @@ class RerankRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model; may be left empty when only one that ranks is served. Workers ignore it."""
+    """Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it."""
     query: _builtins.str
     """The query; required with `documents`. Workers refuse it."""
     top_n: _builtins.int

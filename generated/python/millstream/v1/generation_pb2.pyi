@@ -154,8 +154,8 @@ class StartGeneration(_message.Message):
     request_id: _builtins.str
     """The caller's id for logs and traces; any text up to 128 bytes; need not be unique."""
     model: _builtins.str
-    """DiffusionService.GenerateText at a Processor: the model; may be left empty when only one such model
-    is served. Workers ignore it.
+    """DiffusionService.GenerateText at a Processor: the model, or an alias; empty: the default
+    (ServedModel.default_of). Workers ignore it.
     """
     adapter: _builtins.str
     """Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model."""

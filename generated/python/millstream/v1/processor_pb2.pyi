@@ -255,7 +255,7 @@ class ChatStart(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model to talk to; may be left empty when only one is served."""
+    """Model to talk to, or an alias of it; empty: the default for Chat (ServedModel.default_of)."""
     request_id: _builtins.str
     """The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     @_builtins.property
@@ -612,7 +612,7 @@ class CompleteRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model; may be left empty when only one is served."""
+    """Model, or an alias; empty: the default for Complete (ServedModel.default_of)."""
     text: _builtins.str
     """As text; tokenized with the special tokens that the model's tokenizer adds."""
     request_id: _builtins.str
@@ -753,7 +753,7 @@ class TokenizeRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     NO_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model; may be left empty when only one is served."""
+    """Model, or an alias; empty: the default for Chat."""
     text: _builtins.str
     """Raw text."""
     no_special_tokens: _builtins.bool
@@ -818,7 +818,7 @@ class DetokenizeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Model; may be left empty when only one is served."""
+    """Model, or an alias; empty: the default for Chat."""
     include_special_tokens: _builtins.bool
     """Also return special tokens as text."""
     @_builtins.property
@@ -920,6 +920,8 @@ class ServedModel(_message.Message):
     EMBEDDING_FIELD_NUMBER: _builtins.int
     ABILITIES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    DEFAULT_OF_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -956,6 +958,14 @@ class ServedModel(_message.Message):
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """LoRA adapters that requests may name now: those that all roles of its workers have."""
 
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names that requests may use for it."""
+
+    @_builtins.property
+    def default_of(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
+        """Tasks whose requests go to it if they name no model."""
+
     def __init__(
         self,
         *,
@@ -970,10 +980,12 @@ class ServedModel(_message.Message):
         embedding: _worker_pb2.EmbeddingModelInfo | None = ...,
         abilities: _abc.Iterable[_worker_pb2.EngineAbility.ValueType] | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        default_of: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "aliases", b"aliases", "chat", b"chat", "context_length", b"context_length", "default_of", b"default_of", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

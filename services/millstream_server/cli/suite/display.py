@@ -81,17 +81,14 @@ def examples(plan: SuitePlan) -> list[str]:
     if plan.options.encode:
         picture = demo_picture()
         file = shlex.quote(_typed(picture)) if picture is not None else "PICTURE.png"
-        once = f'--image {file} --once "What is in this picture?"'
+        once = f'"What is in this picture?" --image {file}'
         content = f'{{"image":{{"data":"{_RED_CIRCLE}"}}}},{{"text":"What is in this picture?"}}'
     else:
-        once, content = '--once "What is Millstream?"', '{"text":"What is Millstream?"}'
-    named = f'"model":"{plan.options.model_name}",' if plan.options.further else ""
-    chat = f'{{{named}"messages":[{{"role":"CHAT_ROLE_USER","content":[{content}]}}]}}'
-    several = any(further.task is Task.TEXT_DIFFUSION for further in plan.options.further)
-    to = f"{where} --model {plan.options.model_name}" if several else where
+        once, content = '"What is Millstream?"', '{"text":"What is Millstream?"}'
+    chat = f'{{"messages":[{{"role":"CHAT_ROLE_USER","content":[{content}]}}]}}'
     lines = [
-        f"{millstream} chat {once}{to}",
-        f"{millstream} chat{to}",
+        f"{millstream} chat {once}{where}",
+        f"{millstream} chat{where}",
         *(_further(further, millstream, where) for further in plan.options.further),
         _curl(address, "ProcessorService/Chat", chat),
     ]
@@ -122,7 +119,7 @@ def _further(model: FurtherModel, millstream: str, where: str) -> str:
             words = '"a red circle on a white background" -o circle.png'
             return f"{millstream} image {words}{where}"
         case Task.TEXT_DIFFUSION:
-            return f'{millstream} chat --once "What is prefill?"{where} --model {model.name}'
+            return f'{millstream} chat "What is prefill?"{where} --model {model.name}'
         case Task.EMBEDDING:
             return f'{millstream} embed --compare "a cat" "a kitten" "a database"{where}'
         case _:

@@ -29,6 +29,19 @@ PORTS = {
 BOOTSTRAP_PORT = 8998
 METRICS_PORT = 9464
 ADMIN_PORT = 9564
+_DEFAULT_PORTS = {
+    **PORTS,
+    "bootstrap": BOOTSTRAP_PORT,
+    "metrics": METRICS_PORT,
+    "admin": ADMIN_PORT,
+}
+_STEPS = {
+    **{role: port - PORTS["processor"] for role, port in PORTS.items()},
+    "bootstrap": 60,
+    "metrics": 70,
+    "admin": 90,
+}
+"""Where each kind begins above the Processor's port, if that is given: all others move with it."""
 LOOPBACK = "127.0.0.1"
 """Workers listen here only: just this machine's Processor needs them."""
 _ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not bound
@@ -83,7 +96,7 @@ class PortClaims(contextlib.ExitStack):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """The user's options; ``port`` None: the default port or the next free one."""
+    """The user's options; ``port`` None: the default ports, or the next free ones."""
 
     model: Path
     model_name: str
@@ -101,6 +114,18 @@ class UpOptions:
     """Models for other tasks than chats."""
     engine_args: tuple[str, ...] = ()
     """The engine's own arguments, for prefill and decode workers."""
+
+    def first_port(self, kind: str) -> int:
+        """Return the port from which on a role, "bootstrap", "metrics" or "admin" takes its own.
+
+        Raises:
+            PlanError: there is none above the one that was given.
+        """
+        if self.port is None:
+            return _DEFAULT_PORTS[kind]
+        if self.port > _LAST_PORT - 100:
+            raise PlanError(f"--port {self.port} leaves no room for the suite's other ports above")
+        return self.port + _STEPS[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,21 +290,28 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
     for i, (kind, role, further) in enumerate(wanted):
         number = 1 + sum(other == kind for other, _, _ in wanted[:i])
         gpu = i % gpus if gpus > 1 else None
-        workers.append(_worker(f"{kind}-{number}", role, further, ports, gpu))
+        workers.append(_worker(options, ports, f"{kind}-{number}", role, further=further, gpu=gpu))
     return SuitePlan(options, (*workers, front))
 
 
 def _worker(
-    name: str, role: str, further: FurtherModel | None, ports: PortClaims, gpu: int | None
+    options: UpOptions,
+    ports: PortClaims,
+    name: str,
+    role: str,
+    *,
+    further: FurtherModel | None,
+    gpu: int | None,
 ) -> PlannedService:
-    port = ports.next_free(LOOPBACK, PORTS[role])
     return PlannedService(
         name=name,
         role=role,
-        address=f"{LOOPBACK}:{port}",
-        metrics_port=ports.next_free(LOOPBACK, METRICS_PORT),
-        admin_port=ports.next_free(LOOPBACK, ADMIN_PORT),
-        bootstrap_port=ports.next_free(LOOPBACK, BOOTSTRAP_PORT) if role == "prefill" else None,
+        address=f"{LOOPBACK}:{ports.next_free(LOOPBACK, options.first_port(role))}",
+        metrics_port=ports.next_free(LOOPBACK, options.first_port("metrics")),
+        admin_port=ports.next_free(LOOPBACK, options.first_port("admin")),
+        bootstrap_port=ports.next_free(LOOPBACK, options.first_port("bootstrap"))
+        if role == "prefill"
+        else None,
         gpu=gpu,
         further=further,
     )
@@ -294,6 +326,6 @@ def _processor(options: UpOptions, ports: PortClaims) -> PlannedService:
         name="processor",
         role="processor",
         address=f"{options.host}:{port}",
-        metrics_port=ports.next_free(LOOPBACK, METRICS_PORT),
-        admin_port=ports.next_free(LOOPBACK, ADMIN_PORT),
+        metrics_port=ports.next_free(LOOPBACK, options.first_port("metrics")),
+        admin_port=ports.next_free(LOOPBACK, options.first_port("admin")),
     )

@@ -49,6 +49,11 @@ class RunningSuite:
         """All but the Processor."""
         return tuple(service for service in self.services if service.role != "processor")
 
+    @property
+    def processor_address(self) -> str:
+        """The Processor's; empty: it isn't known."""
+        return next((one.address for one in self.services if one.role == "processor"), "")
+
 
 @contextlib.contextmanager
 def announced(plan: SuitePlan, admin_key: str) -> Iterator[None]:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.live import Live
 from millstream_server.cli.answers import open_console
 from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection
 from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
+from millstream_server.cli.top.processor import ProcessorRow, ProcessorWatch
 from millstream_server.cli.top.rows import Meter, ModelRow, Reach, Row, model_rows, sort_rows
 from millstream_server.cli.top.table import as_object, draw, signs_of
 from millstream_server.cli.top.workers import Workers
@@ -28,10 +30,11 @@ from millstream_server.runtime.settings import SettingsError
 _SETTLE_TICK_S = 0.02
 _FIRST_TABLE_S = 1.0
 """Longest wait before the first table of many; a worker that hangs must not hide the others."""
+_LINES_OF_PROCESSOR = 3
 _LINES_BESIDE = 6
 """Of the screen: headings, and a line for problems or for what doesn't fit."""
 
-Print = Callable[[list[Row], list[ModelRow]], None]
+Print = Callable[[list[Row], list[ModelRow], ProcessorRow | None], None]
 
 
 def show(args: argparse.Namespace) -> int:
@@ -46,8 +49,15 @@ async def _show(args: argparse.Namespace) -> int:
     try:
         server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
         discovery, suite = _discovery(args)
-        async with contextlib.aclosing(Workers(discovery, server, args.interval, suite)) as workers:
-            return await (_once if args.once else _forever)(workers, args)
+        address = args.address or suite.processor_address
+        async with contextlib.AsyncExitStack() as stack:
+            workers = Workers(discovery, server, args.interval, suite)
+            stack.push_async_callback(workers.aclose)
+            front = None
+            if address:
+                front = ProcessorWatch(replace(server, address=address), args.interval)
+                stack.push_async_callback(front.aclose)
+            return await (_once if args.once else _forever)(workers, front, args)
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (OSError, ValueError) as error:
@@ -68,9 +78,9 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, RunningSuite]:
         raise ValueError(str(error)) from error
 
 
-async def _once(workers: Workers, args: argparse.Namespace) -> int:
+async def _once(workers: Workers, front: ProcessorWatch | None, args: argparse.Namespace) -> int:
     """Wait for what workers tell, measure for an interval, and print."""
-    await _settle(workers, args.timeout_s)
+    await _settle(workers, front, args.timeout_s)
     meter = Meter()
     states = workers.states()
     meter.rows(states, time.monotonic())
@@ -78,22 +88,22 @@ async def _once(workers: Workers, args: argparse.Namespace) -> int:
     if reached:
         await asyncio.sleep(args.interval)
     rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
-    _printer(args, open_console())(rows, model_rows(rows))
+    _printer(args, open_console())(rows, model_rows(rows), front.row() if front else None)
     if not rows:
         print("no worker was found", file=sys.stderr)
     return 0 if reached else 1
 
 
-async def _settle(workers: Workers, timeout_s: float) -> None:
+async def _settle(workers: Workers, front: ProcessorWatch | None, timeout_s: float) -> None:
     """Wait until workers have told what they can tell soon, so that no empty table is printed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while not workers.settled:
+            while not (workers.settled and (front is None or front.settled)):
                 workers.states()
                 await asyncio.sleep(_SETTLE_TICK_S)
 
 
-async def _forever(workers: Workers, args: argparse.Namespace) -> int:
+async def _forever(workers: Workers, front: ProcessorWatch | None, args: argparse.Namespace) -> int:
     console = open_console()
     meter = Meter()
     with contextlib.ExitStack() as stack:
@@ -102,10 +112,10 @@ async def _forever(workers: Workers, args: argparse.Namespace) -> int:
             print_ = _live(stack, console)
         else:
             print_ = _printer(args, console)
-        await _settle(workers, _FIRST_TABLE_S)
+        await _settle(workers, front, _FIRST_TABLE_S)
         while True:
             rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
-            print_(rows, model_rows(rows))
+            print_(rows, model_rows(rows), front.row() if front else None)
             await asyncio.sleep(args.interval)
 
 
@@ -113,8 +123,8 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
     live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
     signs = signs_of(console.encoding)
 
-    def print_(rows: list[Row], models: list[ModelRow]) -> None:
-        lines = console.height - len(models) - _LINES_BESIDE
+    def print_(rows: list[Row], models: list[ModelRow], front: ProcessorRow | None) -> None:
+        lines = console.height - len(models) - _LINES_BESIDE - (_LINES_OF_PROCESSOR if front else 0)
         fitting, used = 0, 0
         for row in rows:
             used += 1 + (len(row.ranks) if len(row.ranks) > 1 else 0) + bool(row.state.problem)
@@ -123,6 +133,7 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
             draw(
                 rows,
                 models,
+                front=front,
                 now_s=time.monotonic(),
                 signs=signs,
                 max_rows=max(1, fitting),
@@ -137,13 +148,14 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
 def _printer(args: argparse.Namespace, console: Console) -> Print:
     signs = signs_of(console.encoding)
 
-    def print_json(rows: list[Row], models: list[ModelRow]) -> None:
+    def print_json(rows: list[Row], models: list[ModelRow], front: ProcessorRow | None) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        print(json.dumps(as_object(rows, models, now)), flush=True)
+        print(json.dumps(as_object(rows, models, front, now)), flush=True)
 
-    def print_table(rows: list[Row], models: list[ModelRow]) -> None:
+    def print_table(rows: list[Row], models: list[ModelRow], front: ProcessorRow | None) -> None:
         width = console.width if console.is_terminal else None
-        console.print(draw(rows, models, now_s=time.monotonic(), signs=signs, width=width))
+        now_s = time.monotonic()
+        console.print(draw(rows, models, front=front, now_s=now_s, signs=signs, width=width))
         if not args.once:
             console.print()
 

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from millstream_server.cli.top.processor import ProcessorRow
 from millstream_server.cli.top.rows import ModelRow, Mood, RankRow, Reach, Row
 
 _BAR = 10
@@ -21,7 +22,7 @@ _COLUMNS = (
     *("worker", "role", "model", "health", "run", "queue", "KV in use", "cached now", "in all"),
     *("tokens/s", "progress", "weights", "adapters"),
 )
-_LEFT = ("worker", "role", "model", "health", "KV in use", "weights")
+_LEFT = ("processor", "worker", "role", "model", "health", "KV in use", "weights")
 _LEAST_FIRST = ("adapters", "bars", "addresses", "weights", "role", "in all", "cached now")
 """What is left out on a narrow screen; addresses of workers that have a name."""
 _GAP = 2
@@ -41,24 +42,42 @@ def draw(
     rows: Sequence[Row],
     models: Sequence[ModelRow],
     *,
+    front: ProcessorRow | None = None,
     now_s: float,
     signs: str,
     max_rows: int | None = None,
     width: int | None = None,
 ) -> Group:
-    """Draw the workers, what is wrong with them, and the models.
+    """Draw the Processor, the workers, what is wrong with them, and the models.
 
     ``max_rows``: workers at most. ``width``: columns of the screen; what says least is left out
     until the tables fit. None: any number.
     """
     shown = rows[:max_rows]
-    parts: list[Table | Text] = [_table(width, lambda hidden: _workers(shown, signs, hidden))]
+    parts: list[Table | Text] = _processor(front, width) if front else []
+    parts.append(_table(width, lambda hidden: _workers(shown, signs, hidden)))
     if len(shown) < len(rows):
         parts.append(Text(f"and {len(rows) - len(shown)} more; --once prints all"))
     parts += [Text(line, style="red") for line in _problems(shown, now_s)]
     if models:
         parts += [Text(""), _table(width, lambda hidden: _models(models, signs, hidden))]
     return Group(*parts)
+
+
+def _processor(front: ProcessorRow, width: int | None) -> list[Table | Text]:
+    ttft = _NOTHING if front.ttft_s is None else f"{front.ttft_s * 1000:.0f} ms"
+    cells = {
+        "processor": front.address,
+        "run": _number(front.running),
+        "queue": _number(front.queued),
+        "requests/s": _rate(front.requests_per_s),
+        "failed/s": _rate(front.failed_per_s),
+        "TTFT": ttft,
+    }
+    parts: list[Table | Text] = [_table(width, lambda _: [_Line(dict(cells))])]
+    if front.problem:
+        parts.append(Text(f"{front.address}: {front.problem}", style="red"))
+    return [*parts, Text("")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +205,10 @@ def _number(number: float | None) -> str:
     return f"{number:,.0f}" if isinstance(number, float) else str(number)
 
 
+def _rate(number: float | None) -> str:
+    return _NOTHING if number is None else f"{number:,.1f}"
+
+
 def percent(share: float | None) -> str:
     """Return a share as people read it."""
     return _NOTHING if share is None else f"{share * 100:.0f} %"
@@ -208,10 +231,13 @@ def _progress(idle_s: float | None) -> str:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def as_object(rows: Sequence[Row], models: Sequence[ModelRow], time: str) -> dict[str, Any]:
+def as_object(
+    rows: Sequence[Row], models: Sequence[ModelRow], front: ProcessorRow | None, time: str
+) -> dict[str, Any]:
     """Return everything as JSON takes it; rates of 0 to 1, times in seconds, null: not known."""
     return {
         "time": time,
+        "processor": front.as_object() if front else None,
         "workers": [{**_fields(row), "ranks": list(map(_fields, row.ranks))} for row in rows],
         "models": list(map(_fields, models)),
     }

@@ -33,7 +33,6 @@ from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
-    NoWorkerError,
     ServingError,
     UnsupportedFeatureError,
 )
@@ -42,8 +41,6 @@ from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
-
-_NO_WORKER = "no worker with a diffusion language model is in service; retry in a moment"
 
 
 class TextForwarder:
@@ -104,19 +101,12 @@ class TextForwarder:
         return request
 
     def _served(self, name: str) -> ServedModel:
-        """Look up a diffusion language model; an empty name means the only one."""
-        models, router = self._front.models, self._front.router
-        found = [m for m in models.names if router.runs_in(m, Role.DIFFUSION)]
-        if not name and len(found) == 1:
-            name = found[0]
-        if not (name or found):
-            raise NoWorkerError(_NO_WORKER, retry_delay_s=1.0)
-        if not name:
-            raise InvalidRequestError.of("model", f"name one of {found}")
-        served = models.served(name)
-        if served.name not in found:
+        """Look up a diffusion language model; an empty name means the default."""
+        models = self._front.models
+        served = models.served(name or models.name_of("", Task.GENERATE_TEXT))
+        if not self._front.router.runs_in(served.name, Role.DIFFUSION):
             raise UnsupportedFeatureError.of(
-                "model", "is no diffusion language model; use Chat or Complete for it"
+                "model", f"{served.name!r} is no diffusion language model: it chats"
             )
         return served
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
 from typing import Any
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
@@ -46,8 +47,10 @@ _MAX_INTERVAL_S = 3600.0
 class _Report:
     """The current report, as message and as bytes."""
 
-    def __init__(self, source: LoadSource) -> None:
+    def __init__(self, source: LoadSource, *, named: bool) -> None:
+        """``named``: with `LoadSnapshot.named`."""
         self._source = source
+        self._named = named
         self._stale_at = 0.0
         self._message = load_report_pb2.OrcaLoadReport()
         self._trailer = b""
@@ -66,7 +69,8 @@ class _Report:
             return
         self._stale_at = now + _REPORT_LIFE_S
         try:
-            self._message = _to_message(self._source())
+            load = self._source()
+            self._message = _to_message(load if self._named else replace(load, named={}))
         except Exception as error:  # noqa: BLE001 - it must not end the RPC it would travel with
             log.error("load unknown; the last known one is reported", error=error)
         self._trailer = self._message.SerializeToString()
@@ -81,7 +85,7 @@ class OrcaLayer:
 
     def __init__(self, source: LoadSource, services: Collection[str]) -> None:
         """Report for ``services`` (full proto names)."""
-        self._report = _Report(source)
+        self._report = _Report(source, named=False)
         self._services = frozenset(services)
 
     def covers(self, method: str) -> bool:
@@ -108,7 +112,7 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
     """Sends each client a report at the interval it requests."""
 
     def __init__(self, source: LoadSource) -> None:
-        self._report = _Report(source)
+        self._report = _Report(source, named=True)
         self._shares = Shares(MAX_STREAMS, "load report streams")
 
     @max_request_bytes(SMALL_REQUEST_BYTES)
@@ -152,4 +156,5 @@ def _to_message(load: LoadSnapshot) -> load_report_pb2.OrcaLoadReport:
         mem_utilization=load.mem_utilization,
         rps_fractional=load.rps,
         eps=load.eps,
+        named_metrics=load.named,
     )

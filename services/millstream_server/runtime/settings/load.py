@@ -180,7 +180,10 @@ def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentPar
         else:
             metavar = f.name.rsplit("_", 1)[-1].upper()
             described = text.replace("%", "%%")
-            parser.add_argument(flag(f.name), default=None, metavar=metavar, help=described)
+            action: Any = _Joined if f.metadata["pairs"] else "store"
+            parser.add_argument(
+                flag(f.name), default=None, action=action, metavar=metavar, help=described
+            )
     parser.epilog = f"{parser.epilog}\n{secrets}"
     parser.add_argument(
         flag(_CONFIG), metavar="FILE", help="YAML file of settings; or MILLSTREAM_CONFIG"
@@ -191,6 +194,20 @@ def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentPar
     ):
         parser.add_argument(f"--{name}", action="store_true", help=text)
     return parser
+
+
+class _Joined(argparse.Action):
+    """A list that may be given in several flags."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 
 def _build(cls: type[T], sources: _Sources) -> T:

@@ -8,8 +8,8 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import prometheus_client
@@ -100,6 +100,8 @@ class LoadSnapshot:
     """Requests that ended, per second."""
     eps: float = 0.0
     """Those of them that failed by the server's fault, per second."""
+    named: Mapping[str, float] = field(default_factory=dict)
+    """What the process reports besides, on streams of reports only."""
 
 
 LoadSource = Callable[[], LoadSnapshot]
@@ -145,11 +147,16 @@ class LoadMeter:
         self,
         utilization: Callable[[], float],
         *,
+        named: Callable[[], Mapping[str, float]] = dict,
         process: ProcessUse | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``utilization`` returns the share of capacity in use, above 1 while requests queue."""
+        """``utilization`` returns the share of capacity in use, above 1 while requests queue.
+
+        ``named`` returns `LoadSnapshot.named`.
+        """
         self._utilization = utilization
+        self._named = named
         self._process = process or ProcessUse.of_this()
         self._clock = clock
         self._started_at = clock()
@@ -181,6 +188,7 @@ class LoadMeter:
             mem_utilization=min(self._process.memory_bytes() / limit, 1.0) if limit else 0.0,
             rps=sum(period.finished for period in self._periods) / over_s,
             eps=sum(period.failed for period in self._periods) / over_s,
+            named=self._named(),
         )
 
     def _forget(self, number: int) -> int:

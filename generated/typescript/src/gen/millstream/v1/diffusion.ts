@@ -248,7 +248,7 @@ export interface StartImage {
    * Processor makes one.
    */
   requestId: string;
-  /** Model; may be left empty when only one that makes images is served. Workers ignore it. */
+  /** Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it. */
   model: string;
   /** What to make. */
   options?:

@@ -44,7 +44,7 @@ export interface StartEmbed {
    * Processor makes one.
    */
   requestId: string;
-  /** Model; may be left empty when only one that embeds is served. Workers ignore it. */
+  /** Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it. */
   model: string;
   /** The inputs, 1 to 2,048. */
   inputs: EmbedInput[];
@@ -149,7 +149,7 @@ export interface EmbedError {
 
 /** RerankRequest requests scores. */
 export interface RerankRequest {
-  /** Model; may be left empty when only one that ranks is served. Workers ignore it. */
+  /** Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it. */
   model: string;
   /** The query; required with `documents`. Workers refuse it. */
   query: string;

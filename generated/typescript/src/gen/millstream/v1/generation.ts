@@ -140,8 +140,8 @@ export interface StartGeneration {
    */
   media: MediaItem[];
   /**
-   * DiffusionService.GenerateText at a Processor: the model; may be left empty when only one such model
-   * is served. Workers ignore it.
+   * DiffusionService.GenerateText at a Processor: the model, or an alias; empty: the default
+   * (ServedModel.default_of). Workers ignore it.
    */
   model: string;
   /** Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model. */

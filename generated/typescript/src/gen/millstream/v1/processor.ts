@@ -254,7 +254,7 @@ export interface ChatRequest {
 
 /** ChatStart starts a conversation. */
 export interface ChatStart {
-  /** Model to talk to; may be left empty when only one is served. */
+  /** Model to talk to, or an alias of it; empty: the default for Chat (ServedModel.default_of). */
   model: string;
   /** The conversation so far, at least one message; the last is not the model's. */
   messages: ChatMessage[];
@@ -389,7 +389,7 @@ export interface TurnFinished {
 
 /** CompleteRequest requests the continuation of a prompt. */
 export interface CompleteRequest {
-  /** Model; may be left empty when only one is served. */
+  /** Model, or an alias; empty: the default for Complete (ServedModel.default_of). */
   model: string;
   /** The prompt. */
   prompt?:
@@ -443,7 +443,7 @@ export interface Conversation {
 
 /** TokenizeRequest requests token ids. */
 export interface TokenizeRequest {
-  /** Model; may be left empty when only one is served. */
+  /** Model, or an alias; empty: the default for Chat. */
   model: string;
   /** What to tokenize. */
   input?:
@@ -468,7 +468,7 @@ export interface TokenizeResponse {
 
 /** DetokenizeRequest requests text. */
 export interface DetokenizeRequest {
-  /** Model; may be left empty when only one is served. */
+  /** Model, or an alias; empty: the default for Chat. */
   model: string;
   /** The ids. */
   tokenIds: number[];
@@ -520,6 +520,10 @@ export interface ServedModel {
   abilities: EngineAbility[];
   /** LoRA adapters that requests may name now: those that all roles of its workers have. */
   adapters: string[];
+  /** Other names that requests may use for it. */
+  aliases: string[];
+  /** Tasks whose requests go to it if they name no model. */
+  defaultOf: ModelTask[];
 }
 
 /** ModelWorkers counts a model's workers of one role. */
@@ -3145,6 +3149,8 @@ function createBaseServedModel(): ServedModel {
     embedding: undefined,
     abilities: [],
     adapters: [],
+    aliases: [],
+    defaultOf: [],
   };
 }
 
@@ -3196,6 +3202,16 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     }
     for (const v of message.adapters) {
       writer.uint32(90).string(v!);
+    }
+    for (const v of message.aliases) {
+      writer.uint32(98).string(v!);
+    }
+    if (message.defaultOf.length !== 0) {
+      writer.uint32(106).fork();
+      for (const v of message.defaultOf) {
+        writer.int32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -3331,6 +3347,32 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
             message.adapters.push(reader.string());
             continue;
           }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.aliases.push(reader.string());
+            continue;
+          }
+          case 13: {
+            if (tag === 104) {
+              message.defaultOf.push(reader.int32() as any);
+
+              continue;
+            }
+
+            if (tag === 106) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.defaultOf.push(reader.int32() as any);
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3366,6 +3408,12 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
         ? object.abilities.map((e: any) => engineAbilityFromJSON(e))
         : [],
       adapters: globalThis.Array.isArray(object?.adapters) ? object.adapters.map((e: any) => globalThis.String(e)) : [],
+      aliases: globalThis.Array.isArray(object?.aliases) ? object.aliases.map((e: any) => globalThis.String(e)) : [],
+      defaultOf: globalThis.Array.isArray(object?.defaultOf)
+        ? object.defaultOf.map((e: any) => modelTaskFromJSON(e))
+        : globalThis.Array.isArray(object?.default_of)
+        ? object.default_of.map((e: any) => modelTaskFromJSON(e))
+        : [],
     };
   },
 
@@ -3404,6 +3452,12 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     if (message.adapters?.length) {
       obj.adapters = message.adapters;
     }
+    if (message.aliases?.length) {
+      obj.aliases = message.aliases;
+    }
+    if (message.defaultOf?.length) {
+      obj.defaultOf = message.defaultOf.map((e) => modelTaskToJSON(e));
+    }
     return obj;
   },
 
@@ -3427,6 +3481,8 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       : undefined;
     message.abilities = object.abilities?.map((e) => e) || [];
     message.adapters = object.adapters?.map((e) => e) || [];
+    message.aliases = object.aliases?.map((e) => e) || [];
+    message.defaultOf = object.defaultOf?.map((e) => e) || [];
     return message;
   },
 };

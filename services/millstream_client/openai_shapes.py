@@ -1,0 +1,116 @@
+"""Messages and tools as dicts, in the shape of OpenAI's chat API, read as the contract's.
+
+What can't be sent raises an error that says what to write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream.v1 import chat_pb2
+from millstream_client.media import Image, Part, Video
+
+_ROLES = {
+    name.removeprefix("CHAT_ROLE_").lower(): role
+    for name, role in chat_pb2.ChatRole.items()
+    if role
+}
+_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id")
+_TOOL = ("name", "description", "parameters")
+_MEDIA: Mapping[str, type[Image | Video]] = {"image_url": Image, "video_url": Video}
+Tool = chat_pb2.ChatTool | Mapping[str, Any]
+"""A tool, or a dict in OpenAI's shape."""
+
+
+def message_fields(given: Any) -> dict[str, Any]:
+    """Read a message: ``role``, ``content`` as parts, ``tool_calls``, ``tool_call_id``, ``name``.
+
+    Raises:
+        ValueError: it has something that can't be sent.
+        TypeError: it is no dict, or a value has the wrong type.
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(f"a list of messages has a {type(given).__name__}; see user()")
+    _check(given, _MESSAGE, "a message")
+    role = _ROLES.get(given.get("role", ""))
+    if role is None:
+        raise ValueError(f"role {given.get('role')!r} is none of {', '.join(_ROLES)}")
+    return {
+        "role": role,
+        "content": tuple(_parts(given.get("content"))),
+        "tool_calls": tuple(_tool_call(call) for call in given.get("tool_calls") or ()),
+        "tool_call_id": given.get("tool_call_id") or "",
+        "name": given.get("name") or "",
+    }
+
+
+def tools(given: Sequence[Tool]) -> list[chat_pb2.ChatTool]:
+    """Read tools.
+
+    Raises:
+        ValueError: one has something that can't be sent.
+        TypeError: one is neither a ChatTool nor a dict.
+    """
+    return [tool if isinstance(tool, chat_pb2.ChatTool) else _tool(tool) for tool in given]
+
+
+def _parts(content: Any) -> list[Part]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    return [_part(part) for part in content]
+
+
+def _part(given: Any) -> Part:
+    if isinstance(given, Part):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"a part is a text, an Image, a Video or a dict: {type(given).__name__}")
+    kind = str(given.get("type"))
+    if kind in ("text", "input_text", "output_text"):
+        return str(given["text"])
+    if kind not in _MEDIA:
+        raise ValueError(
+            f"a part of type {kind!r} can't be sent: write text, image_url or video_url"
+        )
+    place = given[kind]
+    return _MEDIA[kind](place["url"] if isinstance(place, Mapping) else place)
+
+
+def _tool_call(given: Mapping[str, Any]) -> chat_pb2.ToolCall:
+    called = given["function"]
+    arguments = called["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments)
+    return chat_pb2.ToolCall(id=given.get("id", ""), name=called["name"], arguments_json=arguments)
+
+
+def _tool(given: Any) -> chat_pb2.ChatTool:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"a tool is a ChatTool, or a dict as OpenAI's: not {type(given).__name__}")
+    if given.get("type", "function") != "function":
+        raise ValueError(f"a tool of type {given['type']!r} can't be used: only functions can")
+    function = given.get("function")
+    if function is None:
+        function = {key: value for key, value in given.items() if key != "type"}
+    if function.get("strict"):
+        raise ValueError("'strict' of a tool can't be kept: leave it out")
+    _check(function, _TOOL, "a tool", ignored=("strict",))
+    parameters = function.get("parameters")
+    return chat_pb2.ChatTool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters_json_schema=json.dumps(parameters) if parameters else "",
+    )
+
+
+def _check(
+    given: Mapping[str, Any], known: Sequence[str], what: str, ignored: Sequence[str] = ()
+) -> None:
+    """Refuse keys that would be lost; dumps of OpenAI's objects have empty ones, which may be."""
+    for key, value in given.items():
+        if key not in known and key not in ignored and value:
+            raise ValueError(f"{key!r} of {what} can't be sent: write {', '.join(known)}")

@@ -1,0 +1,109 @@
+"""The Processor's line: what runs and waits there, its rates, how long first tokens take.
+
+They come from its load reports (ORCA), which its own port has, so that an address is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
+from millstream_client.errors import from_rpc_error
+from millstream_server.cli.client import connect
+from millstream_server.cli.flags import Destination, explain_tls
+
+_AGAIN_S = 0.5
+_LEAST_REPORT_S = 0.5
+"""More reports than these a server doesn't send."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRow:
+    """A Processor; None: not known. Its fields are those of JSON."""
+
+    address: str
+    running: int | None
+    queued: int | None
+    requests_per_s: float | None
+    """That ended, over five seconds."""
+    failed_per_s: float | None
+    """By the server's fault."""
+    ttft_s: float | None
+    """Mean time to the first token, of those that came since the last refresh."""
+    problem: str = ""
+
+    def as_object(self) -> dict[str, Any]:
+        """Return its fields as JSON takes them."""
+        return asdict(self)
+
+
+class ProcessorWatch:
+    """Keeps the last load report; `aclose` it."""
+
+    def __init__(self, server: Destination, interval_s: float) -> None:
+        """Connect; a server that can't be reached is tried again for ever."""
+        self._server = server
+        self._client = connect(server)
+        self._interval_s = interval_s
+        self._report: load_report_pb2.OrcaLoadReport | None = None
+        self._problem = ""
+        self._before: tuple[float, float] | None = None
+        self._ttft_s: float | None = None
+        self._following = asyncio.ensure_future(self._follow())
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is something to show."""
+        return self._report is not None or bool(self._problem)
+
+    def row(self) -> ProcessorRow:
+        """Return what is known; the first tokens are those since the last call."""
+        report = self._report
+        if report is None:
+            return ProcessorRow(self._server.address, None, None, None, None, None, self._problem)
+        named = report.named_metrics
+        self._measure(named.get("first_tokens", 0.0), named.get("first_token_seconds", 0.0))
+        known = "running_requests" in named  # an older Processor doesn't tell
+        return ProcessorRow(
+            address=self._server.address,
+            running=round(named["running_requests"]) if known else None,
+            queued=round(named["queued_requests"]) if known else None,
+            requests_per_s=report.rps_fractional,
+            failed_per_s=report.eps,
+            ttft_s=self._ttft_s,
+        )
+
+    def _measure(self, count: float, seconds: float) -> None:
+        """Keep the mean of the new first tokens; without any the last mean stays."""
+        before_count, before_s = self._before or (0.0, 0.0)
+        if count > before_count:
+            self._ttft_s = (seconds - before_s) / (count - before_count)
+        self._before = (count, seconds)
+
+    async def aclose(self) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self._client.close()
+
+    async def _follow(self) -> None:
+        stub: Any = service_pb2_grpc.OpenRcaServiceStub(self._client.channel)
+        request = service_pb2.OrcaLoadReportRequest(report_interval=Duration())
+        request.report_interval.FromNanoseconds(round(max(self._interval_s, _LEAST_REPORT_S) * 1e9))
+        while True:
+            try:
+                async for report in stub.StreamCoreMetrics(request):
+                    self._report, self._problem = report, ""
+            except grpc.aio.AioRpcError as error:
+                self._lost(from_rpc_error(error).message)
+            else:
+                self._lost("the server ended the connection")
+            await asyncio.sleep(_AGAIN_S)
+
+    def _lost(self, why: str) -> None:
+        self._report, self._before = None, None
+        self._problem = " ".join((explain_tls(why, self._server) or why).split())
