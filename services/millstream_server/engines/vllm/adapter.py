@@ -103,8 +103,14 @@ def _read_for_vectors(_own: None, common: VectorEngineSettings) -> EngineArgumen
 def _embedder(_own: None, context: EngineContext) -> Embedder:
     from millstream_server.engines.vllm.embedder import VllmEmbedder  # noqa: PLC0415
 
-    given = dict(context.common.engine_args.values)
-    return VllmEmbedder(VllmEngineConfig(**_of_both(context, given)))
+    common: VectorEngineSettings = context.common
+    if common.rank_answers:
+        raise SettingsError(
+            "--rank-answers: vLLM workers don't rank by answers; use --engine sglang or "
+            "--engine transformers"
+        )
+    config = VllmEngineConfig(**_of_both(context, dict(common.engine_args.values)))
+    return VllmEmbedder(config, common.cuts)
 
 
 def _generator(own: VllmSettings, context: EngineContext) -> GeneratorEngine:
