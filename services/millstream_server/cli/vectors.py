@@ -48,6 +48,11 @@ def add_embed(commands: Commands) -> None:
         "--dimensions", type=int, metavar="N", help="cut the vectors to so many numbers"
     )
     parser.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="put this prompt of the model in front of each text, such as query or document",
+    )
+    parser.add_argument(
         "--compare", action="store_true", help="print how alike the texts are, instead of vectors"
     )
 
@@ -79,6 +84,11 @@ def add_rerank(commands: Commands) -> None:
         help="model to ask (default: the only one that ranks)",
     )
     parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
+    parser.add_argument(
+        "--instruction",
+        metavar="TEXT",
+        help="what makes a document a good one, for models that read it",
+    )
 
 
 def add_models(commands: Commands) -> None:
@@ -117,7 +127,9 @@ def _texts(given: Sequence[str]) -> list[str]:
 
 
 async def _embed(client: Client, args: argparse.Namespace, texts: list[str]) -> int:
-    found = await client.embed(texts, dimensions=args.dimensions, model=args.model)
+    found = await client.embed(
+        texts, dimensions=args.dimensions, prompt_name=args.prompt_name, model=args.model
+    )
     if args.compare:
         _print_similarities(texts, found.vectors)
     else:
@@ -140,7 +152,13 @@ def _print_similarities(texts: Sequence[str], vectors: Sequence[Sequence[float]]
 
 
 async def _rerank(client: Client, args: argparse.Namespace, documents: list[str]) -> int:
-    results = await client.rerank(args.query, documents, top_n=args.top_n, model=args.model)
+    results = await client.rerank(
+        args.query,
+        documents,
+        top_n=args.top_n,
+        instruction=args.instruction,
+        model=args.model,
+    )
     table = Table("score", "number", "document", box=box.SIMPLE_HEAD)
     for ranked in results:
         table.add_row(f"{ranked.score:.4f}", str(ranked.index + 1), documents[ranked.index])
