@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from millstream_client.results import CollectedVectors, Embeddings, GeneratedMed
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
 from millstream_client.transport import Metadata, Transport
+from millstream_client.writing import Upload, half_close, take_input_image, write, write_uploads
 
 Response = TypeVar("Response", bound=Message)
 _serialize = methodcaller("SerializeToString")
@@ -93,7 +94,9 @@ class Connection:
         media = GeneratedMedia()
         request = Request(self, timeout_s, message.start.request_id, collected=media)
         rpc = f"/{DIFFUSION_SERVICE}/{response.__name__.removesuffix('Response')}"
-        return MediaStream(request, media, self._stream(request, media, rpc, response, message))
+        uploads = take_input_image(message)
+        messages = self._stream(request, media, rpc, response, message, uploads=uploads)
+        return MediaStream(request, media, messages)
 
     async def embed(self, messages: Iterable[Any], timeout_s: float | None) -> Embeddings:
         """Send batches of inputs one after another, each with retries; return all vectors."""
@@ -110,13 +113,31 @@ class Connection:
         return result
 
     def _stream(
-        self, request: Request, collected: Any, rpc: str, response: type[Any], message: Any
+        self,
+        request: Request,
+        collected: Any,
+        rpc: str,
+        response: type[Any],
+        message: Any,
+        *,
+        uploads: Sequence[Upload] = (),
     ) -> AsyncGenerator[Any, None]:
-        """Yield the responses to a message, with retries, after ``collected`` has them."""
+        """Yield the responses to a message, with retries, after ``collected`` has them.
+
+        ``uploads`` are sent before it.
+        """
 
         async def attempt() -> AsyncGenerator[Any, None]:
-            call = self.begin(request, self.with_one_message(rpc, response), message)
+            if uploads:
+                method = self.channel.stream_stream(rpc, _serialize, response.FromString)
+                call = self.begin(request, method)
+            else:
+                call = self.begin(request, self.with_one_message(rpc, response), message)
             try:
+                # If the stream ends while they are sent, reading raises its error.
+                if uploads and await write_uploads(call, uploads, type(message)):
+                    await write(call, message)
+                    await half_close(call)
                 async for part in call:
                     collected.add(part)
                     yield part

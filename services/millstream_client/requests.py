@@ -331,6 +331,7 @@ class EmbedKnobs(TypedDict, total=False):
 
     dimensions: int | None
     normalize: bool | None
+    prompt_name: str | None
     model: str
     request_id: str
     priority: processor_pb2.RequestPriority.ValueType | None
@@ -340,6 +341,7 @@ class RerankKnobs(TypedDict, total=False):
     """What a request for scores may be given."""
 
     top_n: int | None
+    instruction: str | None
     return_documents: bool
     model: str
     request_id: str

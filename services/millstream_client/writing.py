@@ -10,11 +10,13 @@ from typing import Any
 
 import grpc
 
-from millstream.v1 import chat_pb2, media_pb2, processor_pb2
+from millstream.v1 import chat_pb2, diffusion_pb2, media_pb2, processor_pb2
 from millstream_client.request import is_task_cancelled
 
 INLINE_BYTES = 1 << 20
 """Most bytes of images and videos in one message; servers take messages of 4 MiB by default."""
+INPUT_IMAGE_BYTES = 3 << 20
+"""Of one in a request for images: Processors of version 0.1.0 take none in chunks."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -25,7 +27,7 @@ class Upload:
     id: str
     data: bytes
 
-    def chunks(self) -> Iterator[processor_pb2.ChatRequest]:
+    def chunks(self, message: Any = processor_pb2.ChatRequest) -> Iterator[Any]:
         """Make its messages one at a time, so that only one copy of a chunk is in memory."""
         for start in range(0, len(self.data), CHUNK_BYTES):
             chunk = media_pb2.MediaChunk(
@@ -33,7 +35,7 @@ class Upload:
                 data=self.data[start : start + CHUNK_BYTES],
                 total_bytes=0 if start else len(self.data),
             )
-            yield processor_pb2.ChatRequest(media_chunk=chunk)
+            yield message(media_chunk=chunk)
 
 
 def take_uploads(request: processor_pb2.ChatRequest) -> list[Upload]:
@@ -53,6 +55,19 @@ def take_uploads(request: processor_pb2.ChatRequest) -> list[Upload]:
     return uploads
 
 
+def take_input_image(request: Any) -> list[Upload]:
+    """Do the same for the input image of a request for images, as such requests can have one."""
+    if not isinstance(request, diffusion_pb2.GenerateImageRequest):
+        return []
+    image = request.start.input_image
+    if len(image.data) <= INPUT_IMAGE_BYTES:
+        return []
+    upload = Upload(secrets.token_hex(16), image.data)
+    image.ClearField("data")
+    image.upload_id = upload.id
+    return [upload]
+
+
 def _files(request: processor_pb2.ChatRequest) -> Iterator[media_pb2.Media]:
     for part in _parts(request):
         kind = part.WhichOneof("part")
@@ -69,7 +84,7 @@ def _parts(request: processor_pb2.ChatRequest) -> Iterable[chat_pb2.ContentPart]
     return (part for message in of.messages for part in message.content)
 
 
-async def write(call: Any, message: processor_pb2.ChatRequest) -> bool:
+async def write(call: Any, message: Any) -> bool:
     """Send a message, when the server has room for it; return whether the stream was still open.
 
     If it wasn't, reading raises the status.
@@ -77,10 +92,12 @@ async def write(call: Any, message: processor_pb2.ChatRequest) -> bool:
     return await _unless_ended(call, call.write(message))
 
 
-async def write_uploads(call: Any, uploads: Iterable[Upload]) -> bool:
-    """Send files in chunks; return whether the stream was still open."""
+async def write_uploads(
+    call: Any, uploads: Iterable[Upload], message: Any = processor_pb2.ChatRequest
+) -> bool:
+    """Send files in chunks, in messages of a type; return whether the stream was still open."""
     for upload in uploads:
-        for chunk in upload.chunks():
+        for chunk in upload.chunks(message):
             if not await write(call, chunk):
                 return False
     return True

@@ -72,6 +72,16 @@ async def test_an_image_from_an_image(suite: Suite, kind: Kind, tmp_path: Path) 
     assert suite.diffusion.starts[0].input_image.strength == 0.5
 
 
+@both
+async def test_an_image_from_an_image_that_no_message_holds(suite: Suite, kind: Kind) -> None:
+    large = bytes(range(256)) * (20 << 10)  # 5 MiB
+    async with kind.connect(suite.address, retry=QUICK) as client:
+        # Sent again after a failure: with its file.
+        media = await kind.run(client.generate_image("lost once", image=large).result)
+    assert media.files[0].data == b"lost once|0|1|" + large
+    assert [start.input_image.upload_id != "" for start in suite.diffusion.starts] == [True, True]
+
+
 async def test_an_input_image_that_cannot_be_read_is_refused_here(suite: Suite) -> None:
     kind: Kind = KINDS[0].values[0]  # type: ignore[assignment]
     async with kind.connect(suite.address) as client:

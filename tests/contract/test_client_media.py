@@ -13,7 +13,7 @@ import grpc
 import PIL.Image
 import pytest
 
-from millstream.v1 import processor_pb2, processor_pb2_grpc
+from millstream.v1 import processor_pb2_grpc
 from millstream_client import (
     NO_RETRY,
     DeadlineExceededError,
@@ -177,9 +177,9 @@ async def test_a_server_that_does_not_read_stops_the_upload(
     made = 0
     chunks = Upload.chunks
 
-    def counted(upload: Upload) -> Iterator[processor_pb2.ChatRequest]:
+    def counted(upload: Upload, message: Any) -> Iterator[Any]:
         nonlocal made
-        for chunk in chunks(upload):
+        for chunk in chunks(upload, message):
             made += 1
             yield chunk
 

@@ -111,9 +111,8 @@ async def _embeds(channel: Any, raw: np.ndarray, truth: np.ndarray) -> None:
     made = await stream.embedded(0)
     np.testing.assert_allclose(made, raw, atol=1e-6)
     assert (made * truth).sum(axis=1).min() > 0.9999
-    plain = await stream.embedded(2)
-    np.testing.assert_allclose(plain, raw[:, :16], atol=1e-6)
-    cut = plain / np.linalg.norm(plain, axis=1, keepdims=True)
+    assert (await stream.failed(2)).fields == ["normalize"]  # SGLang always does
+    cut = raw[:, :16] / np.linalg.norm(raw[:, :16], axis=1, keepdims=True)
     np.testing.assert_allclose(await stream.embedded(1), cut, rtol=1e-5)
     await stream.start(3, [[7] * 500] * 2048)
     await until(lambda: bool(stream.vectors(3)))

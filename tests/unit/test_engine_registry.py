@@ -66,7 +66,7 @@ def _settings(cls: type[S], *flags: str) -> S:
         (TextDiffusionSettings, "transformers", "sglang, simulated"),
         (EncodeSettings, "diffusers", "auto, sglang, transformers, simulated"),
         (MediaDiffusionSettings, "transformers", "sglang, diffusers, simulated"),
-        (EmbeddingSettings, "diffusers", "sglang, vllm, simulated"),
+        (EmbeddingSettings, "diffusers", "sglang, vllm, transformers, simulated"),
         *((cls, "nothing", "sglang, ") for cls in _SERVICES),
     ],
 )

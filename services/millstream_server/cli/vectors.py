@@ -57,6 +57,11 @@ def add_embed(commands: Commands) -> None:
         "--dimensions", type=int, metavar="N", help="cut the vectors to so many numbers"
     )
     parser.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="put this prompt of the model in front of each text, such as query or document",
+    )
+    parser.add_argument(
         "--compare", action="store_true", help="print how alike the texts are, instead of vectors"
     )
     add_json(parser, "with --compare: the rows of the table")
@@ -84,6 +89,11 @@ def add_rerank(commands: Commands) -> None:
     add_processor(parser)
     parser.add_argument("--model", default="", metavar="NAME", help=MODEL_HELP)
     parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
+    parser.add_argument(
+        "--instruction",
+        metavar="TEXT",
+        help="what makes a document a good one, for models that read it",
+    )
     add_json(parser, "documents")
 
 
@@ -125,7 +135,9 @@ def _texts(given: Sequence[str]) -> list[str]:
 
 
 async def _embed(client: Client, args: argparse.Namespace, texts: list[str]) -> int:
-    found = await client.embed(texts, dimensions=args.dimensions, model=args.model)
+    found = await client.embed(
+        texts, dimensions=args.dimensions, prompt_name=args.prompt_name, model=args.model
+    )
     if args.compare:
         _print_similarities(texts, found.vectors, as_json=args.json)
     else:
@@ -158,7 +170,13 @@ def _print_json(fields: dict[str, Any]) -> None:
 
 
 async def _rerank(client: Client, args: argparse.Namespace, documents: list[str]) -> int:
-    results = await client.rerank(args.query, documents, top_n=args.top_n, model=args.model)
+    results = await client.rerank(
+        args.query,
+        documents,
+        top_n=args.top_n,
+        instruction=args.instruction,
+        model=args.model,
+    )
     if args.json:
         for one in results:
             text = documents[one.index]

@@ -10,6 +10,8 @@ from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceC
 
 MAX_SEED = (1 << 63) - 1
 DEFAULT_STRENGTH = 0.6
+MAX_INPUT_BYTES = 16 << 20
+"""Of an input image's file."""
 
 
 class Kind(enum.Enum):

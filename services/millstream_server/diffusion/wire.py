@@ -31,6 +31,7 @@ from millstream_server.protobuf.common import (
     write_common,
 )
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
+from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.slot_session import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 
@@ -66,7 +67,11 @@ _MODEL = same_fields(worker_pb2.DiffusionModelInfo, DiffuserInfo)
 
 
 def image_from_proto(message: diffusion_pb2.StartImage, stream: TraceContext) -> DiffusionRequest:
-    """Convert a start; ``stream`` is the stream's trace context."""
+    """Convert a start with its whole input image; ``stream`` is the stream's trace context."""
+    if message.input_image.upload_id:
+        raise InvalidRequestError.of(
+            "input_image.upload_id", "is for a Processor: a worker takes the file in `data`"
+        )
     return DiffusionRequest(
         kind=Kind.IMAGE,
         format=known("format", _FORMATS, message.format),

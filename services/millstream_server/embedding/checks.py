@@ -41,6 +41,12 @@ def check_embed(
             "the model ranks documents and makes no vectors: call Rerank, or name another model"
         )
     _raise(_embed_problems(request, info, texts))
+    if info.normalizes and not request.normalize:
+        raise UnsupportedFeatureError.of(
+            "normalize",
+            f"is false, and the vectors that {info.engine} makes with this model always have the "
+            "length 1; leave it out, or serve the model with --engine transformers",
+        )
 
 
 def check_rerank(
@@ -75,6 +81,8 @@ def _embed_problems(
 ) -> Iterator[FieldViolation]:
     yield from short_text_violations(request.request_id)
     yield from check_dimensions(request.dimensions, info)
+    if request.prompt_name:
+        yield FieldViolation("prompt_name", _SEND_IDS)
     count = len(request.inputs)
     if not 1 <= count <= MAX_INPUTS:
         yield FieldViolation("inputs", f"has {count}; send 1 to {MAX_INPUTS}")
@@ -108,7 +116,12 @@ def _rerank_problems(
 
 def _worker_problems(request: RerankRequest) -> Iterator[FieldViolation]:
     """Yield what needs text, in a request that has token ids only."""
-    for field, given in (("query", request.query), ("documents", request.documents)):
+    texts = (
+        ("query", request.query),
+        ("documents", request.documents),
+        ("instruction", request.instruction),
+    )
+    for field, given in texts:
         if given:
             yield FieldViolation(field, _SEND_IDS)
     if request.return_documents:

@@ -28,6 +28,10 @@ class EmbedderInfo(EngineInfo):
     vocab_size: int
     max_batch_tokens: int
     """Tokens that the engine runs in one batch; an input may have more."""
+    normalizes: bool = False
+    """Whether its vectors always have the length 1."""
+    answers: bool = False
+    """Whether it ranks by the answer of a generative model, whose prompt has the pair."""
 
     def tasks(self, role: Role) -> frozenset[Task]:
         does = {Task.EMBED: self.embeds, Task.RERANK: self.ranks}
@@ -44,6 +48,7 @@ class Embedder(Engine, Probeable, Protocol):
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """Embed inputs: [inputs, width], as the model returns them, in the order of the inputs.
 
+        Their lengths are the model's own, or 1 with `EmbedderInfo.normalizes`.
         The inputs are checked: not empty, within the limits, token ids within the vocabulary.
         Cancelling the call ends the work.
 

@@ -11,6 +11,7 @@ from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceC
 
 MAX_INPUTS = 2048
 MAX_DOCUMENTS = 1024
+MAX_INSTRUCTION_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class EmbedRequest:
     dimensions: int | None = None
     """None: the model's width."""
     normalize: bool = True
+    prompt_name: str | None = None
+    """None: the model's default."""
     model: str = ""
     request_id: str = ""
     priority: Priority = Priority.NORMAL
@@ -37,6 +40,8 @@ class RerankRequest:
     documents: Sequence[str] = ()
     pairs: Sequence[Sequence[int]] = ()
     top_n: int | None = None
+    instruction: str | None = None
+    """None: the model's own."""
     return_documents: bool = False
     model: str = ""
     request_id: str = ""

@@ -46,6 +46,7 @@ def embed_from_proto(message: embedding_pb2.StartEmbed, stream: TraceContext) ->
         inputs=[_input_from_proto(i, part) for i, part in enumerate(message.inputs)],
         dimensions=optional(message, "dimensions"),
         normalize=message.normalize if message.HasField("normalize") else True,
+        prompt_name=optional(message, "prompt_name"),
         **read_common(message, stream),
     )
 
@@ -73,6 +74,8 @@ def embed_to_proto(slot: int, request: EmbedRequest) -> embedding_pb2.EmbedReque
     if request.dimensions is not None:
         start.dimensions = request.dimensions
     start.normalize = request.normalize
+    if request.prompt_name is not None:
+        start.prompt_name = request.prompt_name
     write_common(start, request)
     return message
 
@@ -141,6 +144,7 @@ def rerank_from_proto(
         documents=list(message.documents),
         pairs=[list(pair.ids) for pair in message.pairs],
         top_n=optional(message, "top_n"),
+        instruction=optional(message, "instruction"),
         **values(message, _RERANK_FIELDS),
         priority=known("priority", PRIORITIES, message.priority),
         trace=trace,
@@ -157,6 +161,8 @@ def rerank_to_proto(request: RerankRequest) -> embedding_pb2.RerankRequest:
         message.pairs.add().ids.extend(pair)
     if request.top_n is not None:
         message.top_n = request.top_n
+    if request.instruction is not None:
+        message.instruction = request.instruction
     return message
 
 

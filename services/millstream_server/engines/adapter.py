@@ -109,7 +109,28 @@ class VectorEngineSettings(ServedEngineSettings):
     )
     max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
     context_length: int = setting(0, help="most tokens of an input; 0: the model's")
+    dimensions: tuple[str, ...] = setting(
+        (),
+        help="numbers to which requests may cut vectors, such as 64,128,256: for a model that was "
+        "trained for that, and whose config.json doesn't say so",
+    )
+    rank_answers: tuple[str, ...] = setting(
+        (),
+        help="answers of a generative model that ranks, the good one first, such as yes,no: for "
+        "one like Qwen3-Reranker whose files don't name them (1_LogitScore)",
+    )
     topology: NodeSettings = group(NodeSettings)
+
+    @property
+    def cuts(self) -> list[int]:
+        """Return `dimensions` as numbers.
+
+        Raises:
+            SettingsError: they aren't.
+        """
+        if wrong := [text for text in self.dimensions if not (text.isascii() and text.isdigit())]:
+            raise SettingsError(f"--dimensions: {wrong[0]!r} is not a whole number")
+        return [int(text) for text in self.dimensions]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

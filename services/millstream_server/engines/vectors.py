@@ -42,7 +42,7 @@ def check_ranker(config: Mapping[str, Any], *, bert: bool, segments: str) -> Non
     if bert and int(config.get("type_vocab_size", 2)) > 1:
         raise EngineFailedError(
             f"The model distinguishes query and document by segment types, {segments}, so its "
-            "scores would be wrong. Use a ranker of the class XLMRobertaForSequenceClassification."
+            "scores would be wrong; serve it with --engine transformers."
         )
 
 

@@ -133,7 +133,10 @@ def add_services(server: Server, core: ProcessorCore, workers: Fleet) -> None:
         server.methods,
         ProcessorServicer(core),
         DiffusionServicer(
-            front, DiffusionCore(front, workers), TextForwarder(front, workers, workers.unread)
+            front,
+            DiffusionCore(front, workers),
+            TextForwarder(front, workers, workers.unread),
+            core.media.budget,
         ),
         EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, embedding_pb2, embedding_pb2_grpc
+from millstream_server.diffusion.request import MAX_INPUT_BYTES
 from millstream_server.diffusion.wire import (
     image_from_proto,
     image_response,
@@ -28,9 +29,10 @@ from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
 from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.front import Front
+from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.protobuf.common import control_of
 from millstream_server.runtime.drain import OpenWork
-from millstream_server.runtime.errors import UnavailableError
+from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
@@ -58,8 +60,12 @@ EMBEDDING = "millstream.v1.EmbeddingService"
 class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves DiffusionService; the rules are in diffusion.proto and generation.proto."""
 
-    def __init__(self, front: Front, core: DiffusionCore, text: TextForwarder) -> None:
+    def __init__(
+        self, front: Front, core: DiffusionCore, text: TextForwarder, budget: MediaBudget
+    ) -> None:
+        """Serve; the bytes of input images in chunks count in ``budget`` until they are named."""
         self._front = front
+        self._budget = budget
         self._images = Served(image_from_proto, core.run, image_response)
         self._videos = Served(video_from_proto, core.run, video_response)
         self._text = text
@@ -78,7 +84,8 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
-        return serve(self._front, self._images, request_iterator, call)
+        uploads = Uploads(self._budget, MAX_INPUT_BYTES)
+        return serve(self._front, self._images, request_iterator, call, uploads)
 
     def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
@@ -129,15 +136,19 @@ async def serve(
     served: Served[Any, Any, Any, ResponseT],
     requests: AsyncIterator[Any],
     call: Call,
+    uploads: Uploads | None = None,
 ) -> AsyncGenerator[ResponseT, None]:
     """Run one stream's requests; yield what is sent back.
 
+    ``uploads`` takes files in chunks; None: no message of the stream has any.
+
     Raises:
-        UnavailableError: this Processor is shutting down.
+        UnavailableError: this Processor is shutting down, or a file comes too slowly.
     """
-    with front.call():
-        messages = _ClientMessages(requests, front.work)
-        session = SlotSession(_Stream(front.work, served, call))
+    closing = contextlib.nullcontext() if uploads is None else contextlib.closing(uploads)
+    with front.call(), closing:
+        messages = _ClientMessages(requests, front.work, uploads)
+        session = SlotSession(_Stream(front.work, served, call, uploads))
         async with contextlib.aclosing(session.responses(messages.read())) as responses:
             async for response in responses:
                 yield response
@@ -147,7 +158,14 @@ async def serve(
 class _Stream:
     """The `SlotService` of one stream."""
 
-    def __init__(self, work: OpenWork, served: Served[Any, Any, Any, Any], call: Call) -> None:
+    def __init__(
+        self,
+        work: OpenWork,
+        served: Served[Any, Any, Any, Any],
+        call: Call,
+        uploads: Uploads | None,
+    ) -> None:
+        self._uploads = uploads
         self.work = work
         self.streams = OpenWork()  # `serve` counts the stream
         self.run = served.run
@@ -155,18 +173,26 @@ class _Stream:
         self._from_proto = served.from_proto
         self._call = call
 
-    def control(self, message: Any) -> StartSlot[Any] | CancelSlot:
-        """Read a message whose oneof is `start` or `cancel`.
+    def control(self, message: Any) -> StartSlot[Any] | CancelSlot | None:
+        """Read a message whose oneof is `start` or `cancel`, or take in a piece of a file.
 
         The request gets an id if its client sent none, and the RPC's deadline if that is sooner.
 
         Raises:
-            InvalidRequestError: it is neither.
+            InvalidRequestError: it is neither, or breaks the rules of uploads.
+            OverloadedError: there is no memory for the piece.
         """
+        uploads = self._uploads
+        if uploads is not None and message.HasField("media_chunk"):
+            chunk = message.media_chunk
+            uploads.add(chunk.upload_id, chunk.data, chunk.total_bytes)
+            return None
         left_s = self._call.time_left_s
         rpc_deadline_s = None if left_s is None else time.monotonic() + left_s
 
         def read(start: Any, trace: TraceContext) -> Any:
+            if uploads is not None and start.input_image.upload_id:
+                _fill_in(start.input_image, uploads)
             request = self._from_proto(start, _trace_of(self._call, trace))
             deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
             return replace(
@@ -176,6 +202,21 @@ class _Stream:
             )
 
         return control_of(message, read)
+
+
+def _fill_in(image: diffusion_pb2.InputImage, uploads: Uploads) -> None:
+    """Put the bytes of an upload where it is named; the request counts them from now on.
+
+    Raises:
+        InvalidRequestError: there is no such upload, it isn't complete, or there is `data` too.
+    """
+    field = "input_image.upload_id"
+    if image.data:
+        raise InvalidRequestError.of(field, "comes with `data`: set one of them")
+    pieces = uploads.take(image.upload_id, field)
+    image.ClearField("upload_id")
+    image.data = b"".join(pieces)
+    uploads.hold.give_back(len(image.data))
 
 
 def _trace_of(call: Call, current: TraceContext) -> TraceContext:
@@ -189,9 +230,12 @@ class _ClientMessages:
     A worker would wait until its callers close their streams. A client may never do it.
     """
 
-    def __init__(self, messages: AsyncIterator[Any], work: OpenWork) -> None:
+    def __init__(
+        self, messages: AsyncIterator[Any], work: OpenWork, uploads: Uploads | None
+    ) -> None:
         self._messages = messages
         self._work = work
+        self._uploads = uploads
         self._until_s: float | None = None
         self._timeout: asyncio.Timeout | None = None
         self._cut = False
@@ -221,10 +265,15 @@ class _ClientMessages:
             self._timeout.reschedule(self._until_s)
 
     async def _next(self) -> Any:
+        left_s = None if self._uploads is None else self._uploads.left_s
+        late_s = None if left_s is None else asyncio.get_running_loop().time() + left_s
+        until_s = min((s for s in (self._until_s, late_s) if s is not None), default=None)
         try:
-            async with asyncio.timeout_at(self._until_s) as self._timeout:
+            async with asyncio.timeout_at(until_s) as self._timeout:
                 return await anext(self._messages, None)
-        except TimeoutError:
+        except TimeoutError as error:
+            if self._uploads is not None and self._uploads.left_s == 0:
+                raise self._uploads.too_slow() from error
             self._cut = True
             return None
         finally:

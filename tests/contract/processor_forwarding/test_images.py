@@ -11,7 +11,13 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2, processor_pb2
+from millstream.v1 import (
+    diffusion_pb2,
+    diffusion_pb2_grpc,
+    errors_pb2,
+    media_pb2,
+    processor_pb2,
+)
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from millstream_testing.in_process import InProcessProcessor, processor
@@ -101,6 +107,51 @@ async def test_two_workers_share_the_requests() -> None:
             await client.send(image(slot))
         await one.started()
         await two.started()
+
+
+# ---- an input image in chunks
+
+
+def piece(upload_id: str, data: bytes, total: int = 0) -> diffusion_pb2.GenerateImageRequest:
+    chunk = media_pb2.MediaChunk(upload_id=upload_id, data=data, total_bytes=total)
+    return diffusion_pb2.GenerateImageRequest(media_chunk=chunk)
+
+
+def naming(slot: int, upload_id: str, data: bytes = b"") -> diffusion_pb2.GenerateImageRequest:
+    return image(slot, input_image=diffusion_pb2.InputImage(upload_id=upload_id, data=data))
+
+
+async def test_a_worker_gets_the_whole_of_an_image_in_chunks() -> None:
+    half = bytes(range(256)) * (3 << 12)  # 3 MiB
+    async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
+        await client.send(piece("a", half, 2 * len(half)))
+        await client.send(piece("a", half))
+        await client.send(naming(3, "a"))
+        start = await worker.started()
+        assert start.input_image.data == half + half
+        assert not start.input_image.upload_id
+        worker.finish(start)
+        await client.end_of(3)
+        await client.send(naming(4, "a"))  # it was used
+        assert [v.field for v in (await client.error_of(4)).violations] == ["input_image.upload_id"]
+
+
+async def test_a_wrong_upload_fails_its_request_alone() -> None:
+    async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
+        await client.send(piece("a", b"half", 8))
+        for slot, message in enumerate((naming(0, "a"), naming(1, "b"), naming(2, "a", b"file"))):
+            await client.send(message)
+            error = await client.error_of(slot)
+            assert [v.field for v in error.violations] == ["input_image.upload_id"]
+        await client.send(image(3))
+        await worker.started()
+
+
+async def test_an_image_that_is_too_large_ends_the_stream() -> None:
+    async with drawing() as (front, _), slots(front.diffusion.GenerateImage(), listen=False) as c:
+        await c.send(piece("a", b"x", (16 << 20) + 1))
+        failed = await refusal(c.call.read())
+        assert failed.fields == ("media_chunk.total_bytes",)
 
 
 # ---- waiting

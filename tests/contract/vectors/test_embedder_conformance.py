@@ -1,4 +1,4 @@
-"""Every embedder and ranker: the simulated ones, SGLang and vLLM on classes of model they take."""
+"""Every embedder and ranker: simulated ones, and engines on the classes of model they take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tests.support.engines import embedder_checks
-from tests.support.engines.embedder_checks import SGLANG, SIMULATED, VLLM
+from tests.support.engines.embedder_checks import SGLANG, SIMULATED, TRANSFORMERS, VLLM
 from tests.support.engines.engines import HAS_VLLM
 from tests.support.models.vector_models import Kind, make_vector_model
 from tests.support.processes import forked
@@ -57,7 +57,7 @@ def _forked(model: Path, kind: str) -> dict[str, str]:
     "kind",
     [
         *SIMULATED,
-        *(pytest.param(kind, marks=pytest.mark.sglang) for kind in SGLANG),
+        *(pytest.param(kind, marks=pytest.mark.sglang) for kind in (*SGLANG, *TRANSFORMERS)),
         *(pytest.param(kind, marks=pytest.mark.vllm, id=f"vllm-{kind}") for kind in VLLM),
     ],
 )

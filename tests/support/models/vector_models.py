@@ -12,7 +12,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-Kind = Literal["qwen3", "bert", "xlmr", "xlmr_ranker", "bert_ranker"]
+Kind = Literal[
+    "qwen3",
+    "qwen3_answers",
+    "qwen3_logit",
+    "qwen3_head",
+    "bert",
+    "bert_mean",
+    "bert_ranker",
+    "bert_segments",
+    "xlmr",
+    "xlmr_ranker",
+]
+RANKERS = ("ranker", "segments", "answers", "logit", "head")
+"""How the names of kinds end that rank."""
+YES, NO = 9, 7
+"""Answers of a generative model that ranks."""
+SEPARATOR = 7
+"""Behind it the second segment begins."""
 
 WIDTH = 64
 VOCAB_SIZE = 1024
@@ -20,6 +37,7 @@ POSITIONS = 128
 DIMENSIONS = (16, 32, 64)
 LONGEST: dict[Kind, int] = {
     "qwen3": 511,
+    "qwen3_answers": 505,
     "bert": POSITIONS - 1,
     "xlmr": POSITIONS - 4,
     "xlmr_ranker": POSITIONS - 4,
@@ -63,6 +81,11 @@ _XLMR = _BERT | {
 _ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 _CONFIGS: dict[Kind, dict[str, Any]] = {
     "qwen3": _QWEN3,
+    "qwen3_answers": _QWEN3,
+    "qwen3_logit": _QWEN3,
+    "qwen3_head": _QWEN3 | {"architectures": ["Qwen3ForSequenceClassification"]} | _ONE_LABEL,
+    "bert_mean": _BERT,
+    "bert_segments": _BERT | {"architectures": ["BertForSequenceClassification"]} | _ONE_LABEL,
     "bert": _BERT,
     "xlmr": _XLMR,
     "xlmr_ranker": _XLMR | {"architectures": ["XLMRobertaForSequenceClassification"]} | _ONE_LABEL,
@@ -89,26 +112,62 @@ def make_vector_model(folder: Path, kind: Kind, *, head: int = _HEAD, **changes:
         "eos_token_id": 2,
         "dtype": "float32",
         **_CONFIGS[kind],
-        **({"head_dim": head} if kind == "qwen3" else {}),
+        **({"head_dim": head} if kind.startswith("qwen3") else {}),
         **changes,
     }
     folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept, indent=1))
     weights = _Weights()
-    if kind == "qwen3":
+    if kind.startswith("qwen3"):
         weights.add_qwen3(head)
     else:
-        prefix = {"xlmr_ranker": "roberta.", "bert_ranker": "bert."}.get(kind, "")
+        prefix = {"xlmr_ranker": "roberta."}.get(kind, "bert." if is_ranker(kind) else "")
         weights.add_encoder(prefix, types=config["type_vocab_size"])
+    if kind == "qwen3_head":
+        weights.matrix("score", 1, WIDTH)
     if kind == "xlmr_ranker":
         weights.linear("classifier.dense", WIDTH, WIDTH)
         weights.linear("classifier.out_proj", 1, WIDTH)
-    if kind == "bert_ranker":
+    if kind in ("bert_ranker", "bert_segments"):
         weights.linear("bert.pooler.dense", WIDTH, WIDTH)
         weights.linear("classifier", 1, WIDTH)
     save_file(weights.found, folder / "model.safetensors", metadata={"format": "pt"})
+    _say_use(folder, kind)
     return folder
+
+
+def is_ranker(kind: str) -> bool:
+    """Return whether such a model ranks."""
+    return kind.endswith(RANKERS)
+
+
+def _say_use(folder: Path, kind: Kind) -> None:
+    """Write what sentence-transformers would, where the model's class doesn't say all."""
+    from safetensors.numpy import save_file  # noqa: PLC0415 - only tests with a model need it
+
+    if kind == "bert_segments":
+        token = {"added_tokens": [{"id": SEPARATOR, "content": "[SEP]"}]}
+        (folder / "tokenizer.json").write_text(json.dumps(token))
+    if kind in ("qwen3_answers", "qwen3_logit"):
+        no = NO if kind == "qwen3_answers" else None
+        write_modules(folder, LogitScore={"true_token_id": YES, "false_token_id": no})
+    if kind == "bert_mean":
+        dense = {"activation_function": "torch.nn.modules.activation.Tanh"}
+        write_modules(folder, Pooling={"pooling_mode_mean_tokens": True}, Dense=dense, Normalize={})
+        layer = _Weights()
+        layer.linear("linear", WIDTH, WIDTH)
+        save_file(layer.found, folder / "2_Dense" / "model.safetensors")
+
+
+def write_modules(folder: Path, **modules: Any) -> None:
+    """Write modules.json and the settings of each part behind the transformer."""
+    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    for number, (name, config) in enumerate(modules.items(), 1):
+        listed.append({"path": f"{number}_{name}", "type": f"sentence_transformers.models.{name}"})
+        (folder / f"{number}_{name}").mkdir()
+        (folder / f"{number}_{name}" / "config.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text(json.dumps(listed))
 
 
 class _Weights:
@@ -162,21 +221,47 @@ class _Weights:
             self.norm(f"{layer}.output.LayerNorm", bias=True)
 
 
-def by_transformers(folder: Path, kind: Kind, inputs: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the vectors of length 1, or the logits, that transformers makes."""
+def by_transformers(
+    folder: Path, kind: Kind, inputs: Sequence[Sequence[int]], *, unit: bool = True
+) -> np.ndarray:
+    """Return the vectors, of length 1 or (not ``unit``) as they are, or the logits.
+
+    One input at a time, without padding.
+    """
     import torch  # noqa: PLC0415 - only tests with a model need it
     import transformers  # noqa: PLC0415
 
-    ranks = kind.endswith("ranker")
-    loader = transformers.AutoModelForSequenceClassification if ranks else transformers.AutoModel
+    loader = transformers.AutoModel
+    if kind in ("qwen3_answers", "qwen3_logit"):
+        loader = transformers.AutoModelForCausalLM
+    elif is_ranker(kind):
+        loader = transformers.AutoModelForSequenceClassification
     model = loader.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     rows = []
     with torch.inference_mode():
         for ids in inputs:
-            made = model(input_ids=torch.tensor([list(ids)]))
-            if ranks:
+            given = {"input_ids": torch.tensor([list(ids)])}
+            if kind == "bert_segments":
+                second = (given["input_ids"] == SEPARATOR).cumsum(1) > 0
+                types = torch.cat([torch.zeros(1, 1, dtype=torch.bool), second[:, :-1]], dim=1)
+                given["token_type_ids"] = types.long()
+            made = model(**given)
+            if kind == "qwen3_answers":
+                rows.append(made.logits[0, -1, YES] - made.logits[0, -1, NO])
+            elif kind == "qwen3_logit":
+                rows.append(made.logits[0, -1, YES])
+            elif is_ranker(kind):
                 rows.append(made.logits[0, 0])
-                continue
-            row = made.last_hidden_state[0, -1 if kind == "qwen3" else 0]
-            rows.append(row / row.norm())
+            else:
+                row = _pooled(folder, kind, made.last_hidden_state[0])
+                rows.append(row / row.norm() if unit else row)
     return np.asarray(torch.stack(rows))
+
+
+def _pooled(folder: Path, kind: Kind, states: Any) -> Any:
+    if kind != "bert_mean":
+        return states[-1 if kind == "qwen3" else 0]
+    from safetensors.torch import load_file  # noqa: PLC0415 - only tests with a model need it
+
+    layer = load_file(folder / "2_Dense" / "model.safetensors")
+    return (layer["linear.weight"] @ states.mean(0) + layer["linear.bias"]).tanh()

@@ -68,7 +68,15 @@ class FakeDiffusion(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def _serve(self, requests: AsyncIterator[Any], kind: type[Any]) -> AsyncIterator[Any]:
         self.open += 1
         try:
+            uploads: dict[str, bytes] = {}
             async for request in requests:
+                if request.WhichOneof("control") == "media_chunk":
+                    chunk = request.media_chunk
+                    uploads[chunk.upload_id] = uploads.get(chunk.upload_id, b"") + chunk.data
+                    continue
+                if isinstance(request, diffusion_pb2.GenerateImageRequest):
+                    given = request.start.input_image
+                    given.data = given.data or uploads.get(given.upload_id, b"")
                 for entries in self._answer(request.start):
                     if entries is None:
                         await asyncio.Event().wait()

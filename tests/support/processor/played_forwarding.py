@@ -20,6 +20,7 @@ from millstream.v1 import (
     worker_pb2_grpc,
 )
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_testing.waiting import EOF, until
 from tests.support.worker.older_worker import OlderWorker
@@ -261,7 +262,8 @@ async def played(worker: Any) -> AsyncIterator[str]:
 @contextlib.asynccontextmanager
 async def restartable(worker: Any) -> AsyncIterator[tuple[str, Callable[[], Any]]]:
     """Serve a worker; yields its address, and what ends it."""
-    server = grpc.aio.server()
+    limit = ("grpc.max_receive_message_length", MAX_WORKER_MESSAGE_BYTES)
+    server = grpc.aio.server(options=[limit])
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
     if isinstance(worker, PlayedDiffuser):
         diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(worker, server)

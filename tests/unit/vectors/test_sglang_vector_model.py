@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
+from millstream_server.embedding.model_files import Answers
 from millstream_server.engines.adapter import EngineContext, VectorEngineSettings
-from millstream_server.engines.sglang.adapter import (
-    ADAPTER,
-    SglangEmbedderSettings,
-    embedder_config,
-)
+from millstream_server.engines.sglang.adapter import ADAPTER, embedder_config
 from millstream_server.engines.sglang.config import engine_arguments
 from millstream_server.engines.sglang.vector_model import read_model, with_ability
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
 from tests.support.engines.engine_arguments import read_as
+from tests.support.models.vector_models import write_modules
 
 Write = Callable[..., Path]
 
@@ -168,6 +166,23 @@ def test_a_layer_after_pooling_is_refused(write: Write, tmp_path: Path) -> None:
     assert "layer Dense after pooling" in refused(path)
 
 
+def test_a_model_that_answers_generates(write: Write, tmp_path: Path) -> None:
+    path = write(architectures=["Qwen3ForCausalLM"])
+    write_modules(tmp_path, LogitScore={"true_token_id": 5, "false_token_id": 6})
+    model = read_model(path)
+    assert (model.embeds, model.answers) == (False, Answers(5, 6))
+    assert not arguments(path)["is_embedding"]
+    vocabulary = {"yes": 7, "no": 8}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    assert read_model(path, answers=("yes", "no")).answers == Answers(7, 8)
+    for words in (("yes", "never"), ("yes",), ("no", "no")):
+        with pytest.raises(EngineFailedError, match="--rank-answers"):
+            read_model(path, answers=words)
+    (tmp_path / "1_LogitScore" / "config.json").write_text('{"true_token_id": 5}')
+    assert "the logit of one token" in refused(path)
+    assert "generates text" in refused(write(**_RANKER))
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "can't be read" in refused(tmp_path)
     (tmp_path / "config.json").write_text("[]")
@@ -179,9 +194,9 @@ def test_settings_that_are_wrong_are_named(write: Write) -> None:
     offer = ADAPTER.embedder
     assert offer is not None
     with pytest.raises(SettingsError, match="--dimensions: 'x' is not a whole number"):
-        offer.make(SglangEmbedderSettings(dimensions=("8", "x")), context(path))
+        offer.make(None, context(path, dimensions=("8", "x")))
     with pytest.raises(SettingsError, match="--model-path is required"):
-        offer.make(SglangEmbedderSettings(), context(None))
+        offer.make(None, context(None))
 
 
 def context(path: Path | None, **common: Any) -> EngineContext:

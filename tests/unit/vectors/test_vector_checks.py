@@ -117,3 +117,16 @@ def test_a_model_of_the_other_kind_says_what_it_does() -> None:
         check_embed(EmbedRequest(inputs=[[1]]), replace(INFO, embeds=False))
     with pytest.raises(UnsupportedFeatureError, match="call Embed"):
         check_rerank(RerankRequest(pairs=[[1]]), replace(INFO, ranks=False))
+
+
+def test_vectors_of_another_length_are_refused_where_the_engine_makes_none() -> None:
+    embed_request = EmbedRequest(inputs=[[1]], normalize=False)
+    check_embed(embed_request, INFO)
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        check_embed(embed_request, replace(INFO, normalizes=True))
+    assert [v.field for v in caught.value.violations] == ["normalize"]
+
+
+def test_a_worker_takes_neither_prompts_nor_instructions() -> None:
+    assert list(embed_problems(prompt_name="query")) == ["prompt_name"]
+    assert list(rerank_problems(instruction="x")) == ["instruction"]

@@ -214,7 +214,7 @@ type Media_Data struct {
 }
 
 type Media_UploadId struct {
-	// In MediaChunk messages that the client sent before on the same Chat stream, under this id.
+	// In MediaChunk messages that the client sent before on the same stream, under this id.
 	UploadId string `protobuf:"bytes,2,opt,name=upload_id,json=uploadId,proto3,oneof"`
 }
 

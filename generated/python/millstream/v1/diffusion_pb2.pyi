@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from millstream.v1 import errors_pb2 as _errors_pb2
 from millstream.v1 import generation_pb2 as _generation_pb2
+from millstream.v1 import media_pb2 as _media_pb2
 from millstream.v1 import processor_pb2 as _processor_pb2
 import builtins as _builtins
 import sys
@@ -156,6 +157,7 @@ class GenerateImageRequest(_message.Message):
 
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    MEDIA_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___StartImage:
         """Start a request."""
@@ -164,17 +166,24 @@ class GenerateImageRequest(_message.Message):
     def cancel(self) -> Global___CancelDiffusion:
         """Stop a request."""
 
+    @_builtins.property
+    def media_chunk(self) -> _media_pb2.MediaChunk:
+        """A piece of an input image that is too large for one message. Workers refuse it: they get the
+        whole file in InputImage.data.
+        """
+
     def __init__(
         self,
         *,
         start: Global___StartImage | None = ...,
         cancel: Global___CancelDiffusion | None = ...,
+        media_chunk: _media_pb2.MediaChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "media_chunk", b"media_chunk", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "media_chunk", b"media_chunk", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_control: _TypeAlias = _typing.Literal["start", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_control: _TypeAlias = _typing.Literal["start", "cancel", "media_chunk"]  # noqa: Y015
     _WhichOneofArgType_control: _TypeAlias = _typing.Literal["control", b"control"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_control) -> _WhichOneofReturnType_control | None: ...
 
@@ -326,23 +335,30 @@ class InputImage(_message.Message):
 
     DATA_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
+    UPLOAD_ID_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     """The file: PNG, JPEG, WebP or GIF. It is scaled until it covers the size of the output, and what
-    is too much at two of its sides is cut off, the same at both: nothing is stretched.
+    is too much at two of its sides is cut off, the same at both: nothing is stretched. At most 16 MiB.
     """
     strength: _builtins.float
     """How far the output may go away from it, above 0, at most 1. Unset: 0.6. About strength x steps are
     run.
+    """
+    upload_id: _builtins.str
+    """Instead of `data`: the id of the MediaChunk messages that had the file, sent before on the same
+    stream; for files that don't fit in a message, of 4 MiB unless the server was set otherwise. Workers
+    refuse it.
     """
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         strength: _builtins.float | None = ...,
+        upload_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "strength", b"strength"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "data", b"data", "strength", b"strength"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "data", b"data", "strength", b"strength", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__strength: _TypeAlias = _typing.Literal["strength"]  # noqa: Y015
     _WhichOneofArgType__strength: _TypeAlias = _typing.Literal["_strength", b"_strength"]  # noqa: Y015

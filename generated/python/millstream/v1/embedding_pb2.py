@@ -28,7 +28,7 @@ from millstream.v1 import generation_pb2 as millstream_dot_v1_dot_generation__pb
 from millstream.v1 import processor_pb2 as millstream_dot_v1_dot_processor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/v1/embedding.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1amillstream/v1/errors.proto\x1a\x1emillstream/v1/generation.proto\x1a\x1dmillstream/v1/processor.proto\"\x82\x01\n\x0c\x45mbedRequest\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32\x19.millstream.v1.StartEmbedH\x00R\x05start\x12\x34\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.millstream.v1.CancelEmbedH\x00R\x06\x63\x61ncelB\t\n\x07\x63ontrol\"\x91\x03\n\nStartEmbed\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12\x31\n\x06inputs\x18\x04 \x03(\x0b\x32\x19.millstream.v1.EmbedInputR\x06inputs\x12#\n\ndimensions\x18\x05 \x01(\x05H\x00R\ndimensions\x88\x01\x01\x12!\n\tnormalize\x18\x06 \x01(\x08H\x01R\tnormalize\x88\x01\x01\x12:\n\x08priority\x18\x07 \x01(\x0e\x32\x1e.millstream.v1.RequestPriorityR\x08priority\x12\x31\n\x05trace\x18\x08 \x01(\x0b\x32\x1b.millstream.v1.TraceContextR\x05trace\x12\x33\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeoutB\r\n\x0b_dimensionsB\x0c\n\n_normalize\"c\n\nEmbedInput\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x36\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.millstream.v1.TokenIdsH\x00R\x08tokenIdsB\x07\n\x05input\"!\n\x0b\x43\x61ncelEmbed\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\"\xd3\x01\n\rEmbedResponse\x12\x39\n\x07vectors\x18\x01 \x03(\x0b\x32\x1f.millstream.v1.EmbeddingVectorsR\x07vectors\x12\x38\n\x08\x66inished\x18\x02 \x03(\x0b\x32\x1c.millstream.v1.EmbedFinishedR\x08\x66inished\x12\x31\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x19.millstream.v1.EmbedErrorR\x06\x65rrors\x12\x1a\n\x08\x64raining\x18\x04 \x01(\x08R\x08\x64raining\"x\n\x10\x45mbeddingVectors\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x18\n\x07indices\x18\x02 \x03(\rR\x07indices\x12\x1e\n\ndimensions\x18\x03 \x01(\rR\ndimensions\x12\x16\n\x06values\x18\x04 \x01(\x0cR\x06values\"\x8d\x01\n\rEmbedFinished\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12\x33\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.EmbeddingUsageR\x05usage\"3\n\x0e\x45mbeddingUsage\x12!\n\x0cinput_tokens\x18\x01 \x01(\rR\x0binputTokens\"S\n\nEmbedError\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x31\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.millstream.v1.RequestErrorR\x05\x65rror\"\xb2\x02\n\rRerankRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x05query\x18\x02 \x01(\tR\x05query\x12\x1c\n\tdocuments\x18\x03 \x03(\tR\tdocuments\x12-\n\x05pairs\x18\x04 \x03(\x0b\x32\x17.millstream.v1.TokenIdsR\x05pairs\x12\x18\n\x05top_n\x18\x05 \x01(\x05H\x00R\x04topN\x88\x01\x01\x12)\n\x10return_documents\x18\x06 \x01(\x08R\x0freturnDocuments\x12\x1d\n\nrequest_id\x18\x07 \x01(\tR\trequestId\x12:\n\x08priority\x18\x08 \x01(\x0e\x32\x1e.millstream.v1.RequestPriorityR\x08priorityB\x08\n\x06_top_n\"\xb3\x01\n\x0eRerankResponse\x12\x37\n\x07results\x18\x01 \x03(\x0b\x32\x1d.millstream.v1.RankedDocumentR\x07results\x12\x33\n\x05usage\x18\x02 \x01(\x0b\x32\x1d.millstream.v1.EmbeddingUsageR\x05usage\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x04 \x01(\tR\x05model\"n\n\x0eRankedDocument\x12\x14\n\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n\x05score\x18\x02 \x01(\x02R\x05score\x12\x14\n\x05logit\x18\x03 \x01(\x02R\x05logit\x12\x1a\n\x08\x64ocument\x18\x04 \x01(\tR\x08\x64ocument2\xa1\x01\n\x10\x45mbeddingService\x12\x46\n\x05\x45mbed\x12\x1b.millstream.v1.EmbedRequest\x1a\x1c.millstream.v1.EmbedResponse(\x01\x30\x01\x12\x45\n\x06Rerank\x12\x1c.millstream.v1.RerankRequest\x1a\x1d.millstream.v1.RerankResponseB\xcb\x01\n\x10io.millstream.v1B\x0e\x45mbeddingProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/v1/embedding.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1amillstream/v1/errors.proto\x1a\x1emillstream/v1/generation.proto\x1a\x1dmillstream/v1/processor.proto\"\x82\x01\n\x0c\x45mbedRequest\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32\x19.millstream.v1.StartEmbedH\x00R\x05start\x12\x34\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1a.millstream.v1.CancelEmbedH\x00R\x06\x63\x61ncelB\t\n\x07\x63ontrol\"\xc7\x03\n\nStartEmbed\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12\x31\n\x06inputs\x18\x04 \x03(\x0b\x32\x19.millstream.v1.EmbedInputR\x06inputs\x12#\n\ndimensions\x18\x05 \x01(\x05H\x00R\ndimensions\x88\x01\x01\x12!\n\tnormalize\x18\x06 \x01(\x08H\x01R\tnormalize\x88\x01\x01\x12:\n\x08priority\x18\x07 \x01(\x0e\x32\x1e.millstream.v1.RequestPriorityR\x08priority\x12\x31\n\x05trace\x18\x08 \x01(\x0b\x32\x1b.millstream.v1.TraceContextR\x05trace\x12\x33\n\x07timeout\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12$\n\x0bprompt_name\x18\n \x01(\tH\x02R\npromptName\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\x0e\n\x0c_prompt_name\"c\n\nEmbedInput\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x36\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.millstream.v1.TokenIdsH\x00R\x08tokenIdsB\x07\n\x05input\"!\n\x0b\x43\x61ncelEmbed\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\"\xd3\x01\n\rEmbedResponse\x12\x39\n\x07vectors\x18\x01 \x03(\x0b\x32\x1f.millstream.v1.EmbeddingVectorsR\x07vectors\x12\x38\n\x08\x66inished\x18\x02 \x03(\x0b\x32\x1c.millstream.v1.EmbedFinishedR\x08\x66inished\x12\x31\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\x19.millstream.v1.EmbedErrorR\x06\x65rrors\x12\x1a\n\x08\x64raining\x18\x04 \x01(\x08R\x08\x64raining\"x\n\x10\x45mbeddingVectors\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x18\n\x07indices\x18\x02 \x03(\rR\x07indices\x12\x1e\n\ndimensions\x18\x03 \x01(\rR\ndimensions\x12\x16\n\x06values\x18\x04 \x01(\x0cR\x06values\"\x8d\x01\n\rEmbedFinished\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12\x33\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.EmbeddingUsageR\x05usage\"3\n\x0e\x45mbeddingUsage\x12!\n\x0cinput_tokens\x18\x01 \x01(\rR\x0binputTokens\"S\n\nEmbedError\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x31\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.millstream.v1.RequestErrorR\x05\x65rror\"\xe9\x02\n\rRerankRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x05query\x18\x02 \x01(\tR\x05query\x12\x1c\n\tdocuments\x18\x03 \x03(\tR\tdocuments\x12-\n\x05pairs\x18\x04 \x03(\x0b\x32\x17.millstream.v1.TokenIdsR\x05pairs\x12\x18\n\x05top_n\x18\x05 \x01(\x05H\x00R\x04topN\x88\x01\x01\x12)\n\x10return_documents\x18\x06 \x01(\x08R\x0freturnDocuments\x12\x1d\n\nrequest_id\x18\x07 \x01(\tR\trequestId\x12:\n\x08priority\x18\x08 \x01(\x0e\x32\x1e.millstream.v1.RequestPriorityR\x08priority\x12%\n\x0binstruction\x18\t \x01(\tH\x01R\x0binstruction\x88\x01\x01\x42\x08\n\x06_top_nB\x0e\n\x0c_instruction\"\xb3\x01\n\x0eRerankResponse\x12\x37\n\x07results\x18\x01 \x03(\x0b\x32\x1d.millstream.v1.RankedDocumentR\x07results\x12\x33\n\x05usage\x18\x02 \x01(\x0b\x32\x1d.millstream.v1.EmbeddingUsageR\x05usage\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x04 \x01(\tR\x05model\"n\n\x0eRankedDocument\x12\x14\n\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n\x05score\x18\x02 \x01(\x02R\x05score\x12\x14\n\x05logit\x18\x03 \x01(\x02R\x05logit\x12\x1a\n\x08\x64ocument\x18\x04 \x01(\tR\x08\x64ocument2\xa1\x01\n\x10\x45mbeddingService\x12\x46\n\x05\x45mbed\x12\x1b.millstream.v1.EmbedRequest\x1a\x1c.millstream.v1.EmbedResponse(\x01\x30\x01\x12\x45\n\x06Rerank\x12\x1c.millstream.v1.RerankRequest\x1a\x1d.millstream.v1.RerankResponseB\xcb\x01\n\x10io.millstream.v1B\x0e\x45mbeddingProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDREQUEST']._serialized_start=172
   _globals['_EMBEDREQUEST']._serialized_end=302
   _globals['_STARTEMBED']._serialized_start=305
-  _globals['_STARTEMBED']._serialized_end=706
-  _globals['_EMBEDINPUT']._serialized_start=708
-  _globals['_EMBEDINPUT']._serialized_end=807
-  _globals['_CANCELEMBED']._serialized_start=809
-  _globals['_CANCELEMBED']._serialized_end=842
-  _globals['_EMBEDRESPONSE']._serialized_start=845
-  _globals['_EMBEDRESPONSE']._serialized_end=1056
-  _globals['_EMBEDDINGVECTORS']._serialized_start=1058
-  _globals['_EMBEDDINGVECTORS']._serialized_end=1178
-  _globals['_EMBEDFINISHED']._serialized_start=1181
-  _globals['_EMBEDFINISHED']._serialized_end=1322
-  _globals['_EMBEDDINGUSAGE']._serialized_start=1324
-  _globals['_EMBEDDINGUSAGE']._serialized_end=1375
-  _globals['_EMBEDERROR']._serialized_start=1377
-  _globals['_EMBEDERROR']._serialized_end=1460
-  _globals['_RERANKREQUEST']._serialized_start=1463
-  _globals['_RERANKREQUEST']._serialized_end=1769
-  _globals['_RERANKRESPONSE']._serialized_start=1772
-  _globals['_RERANKRESPONSE']._serialized_end=1951
-  _globals['_RANKEDDOCUMENT']._serialized_start=1953
-  _globals['_RANKEDDOCUMENT']._serialized_end=2063
-  _globals['_EMBEDDINGSERVICE']._serialized_start=2066
-  _globals['_EMBEDDINGSERVICE']._serialized_end=2227
+  _globals['_STARTEMBED']._serialized_end=760
+  _globals['_EMBEDINPUT']._serialized_start=762
+  _globals['_EMBEDINPUT']._serialized_end=861
+  _globals['_CANCELEMBED']._serialized_start=863
+  _globals['_CANCELEMBED']._serialized_end=896
+  _globals['_EMBEDRESPONSE']._serialized_start=899
+  _globals['_EMBEDRESPONSE']._serialized_end=1110
+  _globals['_EMBEDDINGVECTORS']._serialized_start=1112
+  _globals['_EMBEDDINGVECTORS']._serialized_end=1232
+  _globals['_EMBEDFINISHED']._serialized_start=1235
+  _globals['_EMBEDFINISHED']._serialized_end=1376
+  _globals['_EMBEDDINGUSAGE']._serialized_start=1378
+  _globals['_EMBEDDINGUSAGE']._serialized_end=1429
+  _globals['_EMBEDERROR']._serialized_start=1431
+  _globals['_EMBEDERROR']._serialized_end=1514
+  _globals['_RERANKREQUEST']._serialized_start=1517
+  _globals['_RERANKREQUEST']._serialized_end=1878
+  _globals['_RERANKRESPONSE']._serialized_start=1881
+  _globals['_RERANKRESPONSE']._serialized_end=2060
+  _globals['_RANKEDDOCUMENT']._serialized_start=2062
+  _globals['_RANKEDDOCUMENT']._serialized_end=2172
+  _globals['_EMBEDDINGSERVICE']._serialized_start=2175
+  _globals['_EMBEDDINGSERVICE']._serialized_end=2336
 # @@protoc_insertion_point(module_scope)

@@ -69,6 +69,7 @@ class StartEmbed(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot, below 1,048,576, not in use on this stream."""
     request_id: _builtins.str
@@ -82,11 +83,16 @@ class StartEmbed(_message.Message):
     Unset: the width.
     """
     normalize: _builtins.bool
-    """Whether vectors are scaled to the length 1, after they were cut. False: they are as the engine makes
-    them; SGLang's have the length 1 before they are cut. Unset: true.
+    """Whether vectors are scaled to the length 1, after they were cut. False: they are as the model makes
+    them; refused where EmbeddingModelInfo.normalizes is true. Unset: true.
     """
     priority: _processor_pb2.RequestPriority.ValueType
     """The order in which requests wait at a Processor."""
+    prompt_name: _builtins.str
+    """Name of the model's prompt that is put in front of each text, such as "query" or "document": its
+    config_sentence_transformers.json has them. Token ids stay as they are. Unset: the model's default
+    prompt, if it has one. Empty: none. Workers refuse it.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
         """The inputs, 1 to 2,048."""
@@ -111,19 +117,24 @@ class StartEmbed(_message.Message):
         priority: _processor_pb2.RequestPriority.ValueType = ...,
         trace: _generation_pb2.TraceContext | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        prompt_name: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "_prompt_name", b"_prompt_name", "dimensions", b"dimensions", "normalize", b"normalize", "prompt_name", b"prompt_name", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "priority", b"priority", "request_id", b"request_id", "slot", b"slot", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "_prompt_name", b"_prompt_name", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "priority", b"priority", "prompt_name", b"prompt_name", "request_id", b"request_id", "slot", b"slot", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_name: _TypeAlias = _typing.Literal["prompt_name"]  # noqa: Y015
+    _WhichOneofArgType__prompt_name: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_name) -> _WhichOneofReturnType__prompt_name | None: ...
 
 Global___StartEmbed: _TypeAlias = StartEmbed  # noqa: Y015
 
@@ -359,6 +370,7 @@ class RerankRequest(_message.Message):
     RETURN_DOCUMENTS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model, or an alias; empty: the task's default (ServedModel.default_of). Workers ignore it."""
     query: _builtins.str
@@ -371,6 +383,11 @@ class RerankRequest(_message.Message):
     """The caller's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     priority: _processor_pb2.RequestPriority.ValueType
     """The order in which requests wait at a Processor."""
+    instruction: _builtins.str
+    """What makes a document a good one, for models that read it in a prompt, as Qwen3-Reranker does; at
+    most 4,096 bytes. Refused with other models, and with `pairs`. Unset: the model's own, if it has one.
+    Workers refuse it.
+    """
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The documents, 1 to 1,024. Query and document together may have at most
@@ -394,13 +411,19 @@ class RerankRequest(_message.Message):
         return_documents: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         priority: _processor_pb2.RequestPriority.ValueType = ...,
+        instruction: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_n", b"_top_n", "top_n", b"top_n"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_top_n", b"_top_n", "instruction", b"instruction", "top_n", b"top_n"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_n", b"_top_n", "documents", b"documents", "model", b"model", "pairs", b"pairs", "priority", b"priority", "query", b"query", "request_id", b"request_id", "return_documents", b"return_documents", "top_n", b"top_n"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_instruction", b"_instruction", "_top_n", b"_top_n", "documents", b"documents", "instruction", b"instruction", "model", b"model", "pairs", b"pairs", "priority", b"priority", "query", b"query", "request_id", b"request_id", "return_documents", b"return_documents", "top_n", b"top_n"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__instruction: _TypeAlias = _typing.Literal["instruction"]  # noqa: Y015
+    _WhichOneofArgType__instruction: _TypeAlias = _typing.Literal["_instruction", b"_instruction"]  # noqa: Y015
     _WhichOneofReturnType__top_n: _TypeAlias = _typing.Literal["top_n"]  # noqa: Y015
     _WhichOneofArgType__top_n: _TypeAlias = _typing.Literal["_top_n", b"_top_n"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__instruction) -> _WhichOneofReturnType__instruction | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n) -> _WhichOneofReturnType__top_n | None: ...
 
 Global___RerankRequest: _TypeAlias = RerankRequest  # noqa: Y015
@@ -458,7 +481,9 @@ class RankedDocument(_message.Message):
     score: _builtins.float
     """How well it answers the query, 0 to 1: the logistic function of `logit`."""
     logit: _builtins.float
-    """The model's output for the pair."""
+    """The model's output for the pair. Of a generative model that answers: the difference of two logits,
+    such as those of yes and no.
+    """
     document: _builtins.str
     """Its text, if requested."""
     def __init__(

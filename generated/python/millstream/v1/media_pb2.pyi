@@ -83,7 +83,7 @@ class Media(_message.Message):
     data: _builtins.bytes
     """Here. A message has at most 4 MiB unless the server was set otherwise."""
     upload_id: _builtins.str
-    """In MediaChunk messages that the client sent before on the same Chat stream, under this id."""
+    """In MediaChunk messages that the client sent before on the same stream, under this id."""
     url: _builtins.str
     """`data:` with base64, or `http:`, `https:`, which are refused unless the server was started
     with URL fetching.

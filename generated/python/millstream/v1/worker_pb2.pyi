@@ -445,6 +445,8 @@ class EmbeddingModelInfo(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     MAX_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NORMALIZES_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     embeds: _builtins.bool
     """Whether it embeds."""
     ranks: _builtins.bool
@@ -453,6 +455,12 @@ class EmbeddingModelInfo(_message.Message):
     """Numbers of a vector."""
     max_input_tokens: _builtins.int
     """Most tokens of an input, or of a query and a document together."""
+    normalizes: _builtins.bool
+    """Whether its engine always makes vectors of the length 1, so that others can't be had."""
+    answers: _builtins.bool
+    """Whether it ranks by the answer of a generative model: a Processor puts query and document into a
+    prompt with an instruction.
+    """
     @_builtins.property
     def dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of dimensions that a request may cut vectors to, ascending; empty: only the width."""
@@ -465,10 +473,12 @@ class EmbeddingModelInfo(_message.Message):
         width: _builtins.int = ...,
         dimensions: _abc.Iterable[_builtins.int] | None = ...,
         max_input_tokens: _builtins.int = ...,
+        normalizes: _builtins.bool = ...,
+        answers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "embeds", b"embeds", "max_input_tokens", b"max_input_tokens", "ranks", b"ranks", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "dimensions", b"dimensions", "embeds", b"embeds", "max_input_tokens", b"max_input_tokens", "normalizes", b"normalizes", "ranks", b"ranks", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

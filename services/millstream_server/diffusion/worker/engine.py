@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from millstream_server.control.engine import EngineLoad
 from millstream_server.diffusion.diffuser import Diffuser, DiffuserInfo, Job, Step
-from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.request import MAX_INPUT_BYTES, Kind
 from millstream_server.diffusion.worker.files import Storage
 from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.items import Frames, MediaLimits, Modality
@@ -151,7 +151,7 @@ class DiffusionOptions(DiffusionLimits):
     """What a worker makes, and its limits."""
 
     kind: Kind = Kind.IMAGE
-    max_input_bytes: int = 16 << 20
+    max_input_bytes: int = MAX_INPUT_BYTES
     storage: Storage | None = None
 
 

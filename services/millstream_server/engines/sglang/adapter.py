@@ -54,17 +54,6 @@ class SglangSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangEmbedderSettings:
-    """Settings that only SGLang reads, to make vectors."""
-
-    dimensions: tuple[str, ...] = setting(
-        (),
-        help="numbers to which requests may cut vectors, such as 64,128,256: for a model that was "
-        "trained for that, and whose config.json doesn't say so",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SglangDiffusionSettings:
     """Settings that only SGLang's diffusion engine reads."""
 
@@ -205,9 +194,7 @@ def _text_follower(own: SglangSettings, context: EngineContext) -> Follower:
 # ---- vectors -------------------------------------------------------------------------------------
 
 
-def _read_for_vectors(
-    _own: SglangEmbedderSettings, common: VectorEngineSettings
-) -> EngineArguments:
+def _read_for_vectors(_own: None, common: VectorEngineSettings) -> EngineArguments:
     known = arguments.server_arguments(common.device, arguments.VECTORS)
     read = read_arguments(common.engine_args, known)
     check_parts(common.topology, read)
@@ -226,21 +213,20 @@ def embedder_config(context: EngineContext) -> SglangEngineConfig:
     return SglangEngineConfig(**_of_both(context, given))
 
 
-def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:
+def _embedder(_own: None, context: EngineContext) -> Embedder:
     from millstream_server.engines.sglang.embedder import SglangEmbedder  # noqa: PLC0415
 
-    texts = own.dimensions
-    if wrong := [text for text in texts if not (text.isascii() and text.isdigit())]:
-        raise SettingsError(f"--dimensions: {wrong[0]!r} is not a whole number")
-    return SglangEmbedder(embedder_config(context), [int(text) for text in texts])
+    common: VectorEngineSettings = context.common
+    return SglangEmbedder(embedder_config(context), common.cuts, common.rank_answers)
 
 
-def _vector_follower(_own: SglangEmbedderSettings, context: EngineContext) -> Follower:
+def _vector_follower(_own: None, context: EngineContext) -> Follower:
     from millstream_server.engines.sglang.lifetime import SglangFollower  # noqa: PLC0415
     from millstream_server.engines.sglang.vector_model import read_model, with_ability  # noqa: PLC0415
 
     config = replace(embedder_config(context), metrics=False)  # nobody would read them
-    return SglangFollower(with_ability(config, read_model(Path(config.model_path))))
+    model = read_model(Path(config.model_path), answers=context.common.rank_answers)
+    return SglangFollower(with_ability(config, model))
 
 
 # ---- images and videos ---------------------------------------------------------------------------
@@ -319,11 +305,6 @@ ADAPTER = Adapter(
     diffuser=Offer(
         settings=SglangDiffusionSettings, make=_diffuser, read_arguments=_read_for_diffusion
     ),
-    embedder=Offer(
-        settings=SglangEmbedderSettings,
-        make=_embedder,
-        read_arguments=_read_for_vectors,
-        follow=_vector_follower,
-    ),
+    embedder=Offer(make=_embedder, read_arguments=_read_for_vectors, follow=_vector_follower),
     suite_flags=_suite_flags,
 )

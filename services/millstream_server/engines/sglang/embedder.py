@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 
 from millstream_server.control.engine import EngineLoad, warm_up_by_probe
 from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.embedding.model_files import Answers
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import running_limit
 from millstream_server.engines.sglang.launch import BuiltEngine
@@ -42,13 +43,21 @@ class SglangEmbedder:
     It refuses what would end SGLang's scheduler: empty inputs and those over the model's positions.
     """
 
-    def __init__(self, config: SglangEngineConfig, dimensions: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        config: SglangEngineConfig,
+        dimensions: Sequence[int] = (),
+        answers: Sequence[str] = (),
+    ) -> None:
         """Start nothing yet, import nothing of SGLang.
 
-        ``dimensions``: to which vectors may be cut, instead of those that the model's files name.
+        ``dimensions``, to which vectors may be cut, and ``answers``, of a generative model that
+        ranks, are used instead of what the model's files name.
         """
         self._config = config
         self._dimensions = dimensions
+        self._named_answers = answers
+        self._answers: Answers | None = None
         self._progress = RankProgress()
         self._lifetime: SglangLifetime[EmbedderInfo] = SglangLifetime(
             self._end_calls, self._progress
@@ -59,9 +68,14 @@ class SglangEmbedder:
         self._request: Callable[..., Any] | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
-        model = read_model(Path(self._config.model_path), self._dimensions)
+        path = Path(self._config.model_path)
+        model = read_model(path, self._dimensions, self._named_answers)
         built = await self._lifetime.start(with_ability(self._config, model))
-        self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
+        self._answers = model.answers
+        structs = importlib.import_module("sglang.srt.managers.io_struct")
+        self._request = (
+            structs.EmbeddingReqInput if model.answers is None else structs.GenerateReqInput
+        )
         size = int(built.server_args.get("page_size") or 1)
         blocks = self._lifetime.blocks = KvBlocks(size, built.total_tokens // size)
         info = _describe(built, model, blocks, await running_limit(built))
@@ -119,15 +133,35 @@ class SglangEmbedder:
     async def _call(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
         built, _ = self._lifetime.ready()
         assert self._request is not None  # noqa: S101 - set before it is ready
-        request = self._request(input_ids=[list(ids) for ids in inputs])
+        request = self._request(input_ids=[list(ids) for ids in inputs], **self._asked(len(inputs)))
         manager = built.engine.tokenizer_manager
-        rows = []
+        rows: list[Any] = []
         async for results in manager.generate_request(request, None):  # one, for all of them
-            rows = [result.get("embedding") for result in results]
+            rows = [self._row(result) for result in results]
             self._progress.note_result(0)
         if len(rows) != len(inputs) or None in rows:
             raise UnavailableError("The engine dropped the inputs; send them again.")
         return rows
+
+    def _asked(self, count: int) -> dict[str, Any]:
+        """Return what is asked besides: of a model that answers the logits of its first token."""
+        if self._answers is None:
+            return {}
+        return {
+            "sampling_params": {"max_new_tokens": 0},
+            "return_logprob": True,
+            "token_ids_logprob": [[self._answers.yes, self._answers.no]] * count,
+        }
+
+    def _row(self, result: Any) -> Any:
+        """Return a vector, a logit, or the difference of two; None: the input was dropped."""
+        if self._answers is None:
+            return result.get("embedding")
+        positions = result["meta_info"].get("output_token_ids_logprobs")
+        if not positions:
+            return None
+        logits = {token: value for value, token, *_ in positions[0]}
+        return logits[self._answers.yes] - logits[self._answers.no]
 
     async def load(self) -> EngineLoad:
         return await self._lifetime.load(self._inputs)
@@ -151,6 +185,8 @@ def _describe(
     manager = built.engine.tokenizer_manager
     batch = min(int(built.server_args["max_prefill_tokens"]), built.total_tokens)
     chunk = int(built.server_args.get("chunked_prefill_size") or 0)
+    # SGLang keeps room for an answer even where none is asked for; see `launch.BuiltEngine`.
+    context = int(manager.context_len) if model.answers is None else built.context_length - 4
     return EmbedderInfo(
         engine="sglang",
         engine_version=built.version,
@@ -160,9 +196,11 @@ def _describe(
         ranks=not model.embeds,
         width=model.width,
         dimensions=model.dimensions,
-        max_input_tokens=_longest(int(manager.context_len), blocks, model.positions),
+        max_input_tokens=_longest(context, blocks, model.positions),
         vocab_size=built.vocab_size,
         max_batch_tokens=min(batch, chunk) if chunk > 0 else batch,
+        normalizes=model.embeds,
+        answers=model.answers is not None,
     )
 
 

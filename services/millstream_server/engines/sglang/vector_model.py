@@ -12,26 +12,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millstream_server.embedding.model_files import (
+    CLS,
+    LAST,
+    Answers,
+    ModelUse,
+    UnusableModulesError,
+    dimensions_of,
+    named_answers,
+    read_use,
+)
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.vectors import check_ranker, read_config, table_positions
 from millstream_server.runtime.errors import EngineFailedError
 
-_LAST, _CLS = "lasttoken", "cls"
 _DECODERS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ENCODERS = ("BertModel", "XLMRobertaModel")
 _RANKERS = ("BertForSequenceClassification", "XLMRobertaForSequenceClassification")
 _HEADS_WITH_A_BIAS = ("Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification")
+_ELSEWHERE = "serve it with --engine transformers"
 _CPU_RUNNING = 64
 _CPU_ENCODER_MEMORY = 0.3
 """Of a machine's memory; SGLang reserves so little for models without a KV cache that it fails."""
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": _CLS,
-    "pooling_mode_lasttoken": _LAST,
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,44 +47,55 @@ class VectorModel:
     width: int
     """Numbers of a vector; 0: it makes none."""
     dimensions: tuple[int, ...]
+    answers: Answers | None = None
+    """Of a generative model that ranks: SGLang runs it as one that generates."""
     positions: int | None = None
     """Most tokens that its table of positions has room for; None: it has no table."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """What SGLang must read in its config.json."""
 
 
-def read_model(path: Path, dimensions: Sequence[int] = ()) -> VectorModel:
-    """Read a model's files; ``dimensions`` are used instead of those that config.json names.
+def read_model(
+    path: Path, dimensions: Sequence[int] = (), answers: Sequence[str] = ()
+) -> VectorModel:
+    """Read a model's files; the others are used instead of what they name.
 
     Raises:
         EngineFailedError: it isn't a model that SGLang embeds or ranks with correctly.
     """
     config = read_config(path / "config.json")
-    architecture = _architecture(config)
-    if architecture in _RANKERS:
-        check_ranker(
-            config,
-            bert=architecture.startswith("Bert"),
-            segments="and SGLang gives all token ids the first type",
+    try:
+        use = read_use(path)
+        chosen = named_answers(path, answers) or use.answers
+        if chosen is not None:
+            return _answering(config, chosen)
+        architecture = _architecture(config)
+        embeds = architecture not in _RANKERS
+        if embeds:
+            _check_use(use, LAST if architecture in _DECODERS else CLS)
+        else:
+            check_ranker(
+                config,
+                bert=architecture.startswith("Bert"),
+                segments="and SGLang gives all token ids the first type",
+            )
+        width = int(config["hidden_size"]) if embeds else 0
+        return VectorModel(
+            embeds=embeds,
+            encoder_only=architecture not in _DECODERS,
+            width=width,
+            dimensions=dimensions_of(config, width, dimensions),
+            positions=_positions(config, architecture),
+            overrides=_overrides(config, architecture),
         )
-    else:
-        _check_pooling(path, _LAST if architecture in _DECODERS else _CLS)
-    embeds = architecture not in _RANKERS
-    width = int(config["hidden_size"])
-    return VectorModel(
-        embeds=embeds,
-        encoder_only=architecture not in _DECODERS,
-        width=width if embeds else 0,
-        dimensions=_dimensions(config, width, dimensions) if embeds else (),
-        positions=_positions(config, architecture),
-        overrides=_overrides(config, architecture),
-    )
+    except UnusableModulesError as error:
+        raise EngineFailedError(f"The model can't be used: {error}.") from error
 
 
 def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
     """Add the arguments without which SGLang fails with such a model, or is wrong."""
     on_cpu = config.on_cpu
-    ability: dict[str, object] = {"is_embedding": True}
+    ability: dict[str, object] = {"is_embedding": model.answers is None}
     if model.encoder_only:
         ability |= {"disable_radix_cache": True, "chunked_prefill_size": -1}
         if on_cpu:
@@ -105,53 +118,42 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if found := [name for name in named if name in _HEADS_WITH_A_BIAS]:
         raise EngineFailedError(
             f"The model is a {found[0]}: SGLang adds a bias to the heads of this class that the "
-            "checkpoint doesn't have, so its scores would be wrong. Use a ranker of the class "
-            "XLMRobertaForSequenceClassification."
+            f"checkpoint doesn't have, so its scores would be wrong; {_ELSEWHERE}."
         )
     raise EngineFailedError(
         f"The model is a {', '.join(named) or 'model without architectures in config.json'}. "
-        f"Classes that embed are {', '.join((*_DECODERS, *_ENCODERS))}; classes that rank are "
-        f"{', '.join(_RANKERS)}."
+        f"Classes that embed on SGLang are {', '.join((*_DECODERS, *_ENCODERS))}; classes that "
+        f"rank are {', '.join(_RANKERS)}. If it embeds or ranks, {_ELSEWHERE}."
     )
 
 
-def _check_pooling(path: Path, ours: str) -> None:
-    """Check the files of sentence-transformers, if there are any, against what SGLang does."""
-    if (path / "modules.json").is_file():
-        modules = json.loads((path / "modules.json").read_text(encoding="utf-8"))
-        kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-        if more := sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"}):
-            raise EngineFailedError(
-                f"The model's modules.json has a layer {', '.join(more)} after pooling, which "
-                "SGLang would leave out, so its vectors would be wrong."
-            )
-    if (path / "1_Pooling" / "config.json").is_file():
-        theirs = _pooling(read_config(path / "1_Pooling" / "config.json"))
-        if theirs and theirs != ours:
-            raise EngineFailedError(
-                f"The model's vectors are pooled as {theirs!r}; SGLang pools models of this class "
-                f"as {ours!r}, so its vectors would be wrong."
-            )
-
-
-def _pooling(config: Mapping[str, Any]) -> str:
-    if isinstance(config.get("pooling_mode"), str):
-        return str(config["pooling_mode"])
-    return "+".join(name for flag, name in _POOLING_FLAGS.items() if config.get(flag))
-
-
-def _dimensions(config: Mapping[str, Any], width: int, chosen: Sequence[int]) -> tuple[int, ...]:
-    """Return to what the vectors may be cut: what was trained, nothing that nobody vouches for."""
-    named = chosen or config.get("matryoshka_dimensions") or ()
-    if not named and config.get("is_matryoshka"):
-        return tuple(range(1, width + 1))  # what SGLang takes it to mean
-    found = tuple(sorted({int(number) for number in named}))
-    if found and not (found[0] >= 1 and found[-1] <= width):
+def _answering(config: Mapping[str, Any], answers: Answers) -> VectorModel:
+    """Describe a generative model that ranks by its answer."""
+    named = next(iter(config.get("architectures") or ()), "model without architectures")
+    if not str(named).endswith("ForCausalLM"):
         raise EngineFailedError(
-            f"The model's vectors have {width} numbers; they can't be cut to "
-            f"{', '.join(map(str, found))}: name numbers from 1 to {width}."
+            f"The model is a {named}: one that ranks by its answer generates text."
         )
-    return found
+    if answers.no is None:
+        raise EngineFailedError(
+            "The model's score is the logit of one token, and SGLang gives probabilities only; "
+            f"{_ELSEWHERE}."
+        )
+    return VectorModel(embeds=False, encoder_only=False, width=0, dimensions=(), answers=answers)
+
+
+def _check_use(use: ModelUse, ours: str) -> None:
+    """Check what the model's files say against what SGLang does."""
+    if more := sorted({module.kind for module in use.further}):
+        raise EngineFailedError(
+            f"The model's modules.json has a layer {', '.join(more)} after pooling, which SGLang "
+            f"would leave out, so its vectors would be wrong; {_ELSEWHERE}."
+        )
+    if use.pooling and use.pooling != ours:
+        raise EngineFailedError(
+            f"The model's vectors are pooled as {use.pooling!r}; SGLang pools models of this class "
+            f"as {ours!r}, so its vectors would be wrong; {_ELSEWHERE}."
+        )
 
 
 def _positions(config: Mapping[str, Any], architecture: str) -> int | None:

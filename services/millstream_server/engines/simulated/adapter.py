@@ -246,17 +246,18 @@ def _pixels(model_path: Path) -> MediaEncoder:
     return _encoder(SimulatedEncoderSettings(), context)
 
 
-def _embedder(own: SimulatedEmbedderSettings, _context: EngineContext) -> Embedder:
+def _embedder(own: SimulatedEmbedderSettings, context: EngineContext) -> Embedder:
     from millstream_server.engines.simulated import vectors  # noqa: PLC0415 - numpy
 
     halves = (own.width // 4, own.width // 2)
     config = vectors.SimulatedEmbedderConfig(
         width=own.width,
-        dimensions=tuple(filter(None, (*halves, own.width))),
+        dimensions=tuple(context.common.cuts) or tuple(filter(None, (*halves, own.width))),
         max_input_tokens=own.max_input_tokens,
         vocab_size=own.vocab_size,
         load_s=own.load_s,
         token_s=own.token_s,
+        answers=bool(context.common.rank_answers),
     )
     return vectors.SimulatedEmbedder(config)
 

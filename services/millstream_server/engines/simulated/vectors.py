@@ -40,6 +40,8 @@ class SimulatedEmbedderConfig:
     load_s: float = 0.0
     token_s: float = 0.0
     """Seconds of the model per token."""
+    answers: bool = False
+    """Whether it pretends to rank by its answer."""
 
 
 def vector(token_ids: Sequence[int], width: int) -> list[float]:
@@ -97,6 +99,7 @@ class SimulatedEmbedder:
             max_input_tokens=config.max_input_tokens,
             vocab_size=config.vocab_size,
             max_batch_tokens=config.max_batch_tokens,
+            answers=config.answers,
         )
 
     async def warm_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Encoders of images and videos on transformers' processors and vision towers."""
+"""The transformers adapter: encoders of images and videos, and models that embed or rank."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from millstream_server.embedding.embedder import Embedder
 from millstream_server.encode.encoder import MediaEncoder
-from millstream_server.engines.adapter import Adapter, EncoderSettings, EngineContext, Offer
+from millstream_server.engines.adapter import (
+    Adapter,
+    EncoderSettings,
+    EngineContext,
+    Offer,
+    VectorEngineSettings,
+    model_folder,
+)
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.model_files.state import expect_weights
@@ -69,8 +77,29 @@ def pixels(model_path: Path) -> MediaEncoder:
     return TowerEncoder(config, NoTower(config))
 
 
+def _embedder(_own: None, context: EngineContext) -> Embedder:
+    from millstream_server.engines.transformers.embedder import TransformersEmbedder  # noqa: PLC0415
+    from millstream_server.engines.transformers.vector_model import VectorModelConfig  # noqa: PLC0415
+
+    common: VectorEngineSettings = context.common
+    return TransformersEmbedder(
+        VectorModelConfig(
+            model_path=model_folder(
+                context.model_path, "transformers", "a model directory", "config.json"
+            ),
+            device=common.device,
+            dimensions=common.cuts,
+            answers=common.rank_answers,
+            context_length=common.context_length,
+            max_running_requests=common.max_running_requests,
+            warm_up_timeout_s=common.warm_up_timeout_s,
+        )
+    )
+
+
 ADAPTER = Adapter(
     name="transformers",
     encoder=Offer(make=_encoder),
     encodes=lambda _: True,
+    embedder=Offer(make=_embedder),
 )

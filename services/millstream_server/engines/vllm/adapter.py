@@ -74,8 +74,15 @@ def _read_for_vectors(_own: None, common: VectorEngineSettings) -> EngineArgumen
 def _embedder(_own: None, context: EngineContext) -> Embedder:
     from millstream_server.engines.vllm.embedder import VllmEmbedder  # noqa: PLC0415
 
-    given = dict(context.common.engine_args.values)
-    return VllmEmbedder(VllmEngineConfig(**of_settings(context, "vllm", given)))
+    common: VectorEngineSettings = context.common
+    if common.rank_answers:
+        raise SettingsError(
+            "--rank-answers: vLLM workers don't rank by answers; use --engine sglang or "
+            "--engine transformers"
+        )
+    given = dict(common.engine_args.values)
+    config = VllmEngineConfig(**of_settings(context, "vllm", given))
+    return VllmEmbedder(config, common.cuts)
 
 
 def _generator(own: VllmSettings, context: EngineContext) -> GeneratorEngine:

@@ -18,6 +18,11 @@ from millstream_server.control.engine import (
     warm_up_by_probe,
 )
 from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.embedding.model_files import (
+    UnusableModulesError,
+    dimensions_of,
+    read_use,
+)
 from millstream_server.engines.vectors import (
     as_array,
     check_length,
@@ -48,9 +53,13 @@ _PROBE = (0,)
 class VllmEmbedder:
     """Satisfies `embedding.embedder.Embedder`. Each input is a request of vLLM's."""
 
-    def __init__(self, config: VllmEngineConfig) -> None:
-        """Start nothing yet, import nothing of vLLM."""
+    def __init__(self, config: VllmEngineConfig, dimensions: Sequence[int] = ()) -> None:
+        """Start nothing yet, import nothing of vLLM.
+
+        ``dimensions``: to which vectors may be cut, instead of those that the model's files name.
+        """
         self._config = config
+        self._dimensions = dimensions
         self._outputs = Outputs(self._received, self._lose)
         self._lifetime: VllmLifetime[EmbedderInfo] = VllmLifetime(config, self._fail_all)
         self._waiting: dict[str, asyncio.Future[Any]] = {}
@@ -63,7 +72,9 @@ class VllmEmbedder:
         self._lifetime.lose(what)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
-        config = read_config(Path(self._config.model_path, "config.json"))
+        path = Path(self._config.model_path)
+        config = read_config(path / "config.json")
+        _check_use(path)
         if _has_positions(config) and config.get("position_embedding_type") is None:
             # transformers no longer writes it, and vLLM's check of it fails without.
             extra = {"hf_overrides": {"position_embedding_type": "absolute"}}
@@ -82,11 +93,11 @@ class VllmEmbedder:
             )
         self._params = built.vllm.PoolingParams(
             task="embed" if embeds else "classify",
-            # Vectors of the length 1, and plain logits.
-            use_activation=embeds,
+            # Vectors of their own length, and plain logits.
+            use_activation=False,
         )
         self._params.verify(built.config.model_config)
-        info = _describe(built, config, embeds=embeds)
+        info = _describe(built, config, self._dimensions, embeds=embeds)
         self._lifetime.started(built, info, on_failure)
         self._outputs.start(built)
         return info
@@ -105,7 +116,6 @@ class VllmEmbedder:
         await self._run([_PROBE])
 
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """See `Embedder.embed`; vLLM gives all vectors the length 1."""
         rows = await self._run(inputs)
         return as_array(rows, (len(inputs), self._lifetime.ready()[1].width))
 
@@ -184,7 +194,22 @@ class VllmEmbedder:
         await self._outputs.close()
 
 
-def _describe(built: BuiltEngine, config: Mapping[str, Any], *, embeds: bool) -> EmbedderInfo:
+def _check_use(path: Path) -> None:
+    """Refuse a model that ranks by its answer; vLLM itself follows the pooling that files name."""
+    try:
+        use = read_use(path)
+    except UnusableModulesError as error:
+        raise EngineFailedError(f"The model can't be used: {error}.") from error
+    if use.answers is not None:
+        raise EngineFailedError(
+            "The model ranks by its answer, which vLLM workers can't; use --engine sglang or "
+            "--engine transformers."
+        )
+
+
+def _describe(
+    built: BuiltEngine, config: Mapping[str, Any], dimensions: Sequence[int], *, embeds: bool
+) -> EmbedderInfo:
     """Read what the worker tells its callers."""
     model, scheduler = built.config.model_config, built.config.scheduler_config
     longest = int(model.max_model_len)
@@ -193,7 +218,6 @@ def _describe(built: BuiltEngine, config: Mapping[str, Any], *, embeds: bool) ->
     if (positions := _positions(config)) is not None:
         longest = min(longest, positions)
     width = int(model.hf_text_config.hidden_size) if embeds else 0
-    named = {int(number) for number in config.get("matryoshka_dimensions") or ()}
     return EmbedderInfo(
         engine="vllm",
         engine_version=built.vllm.version,
@@ -201,11 +225,18 @@ def _describe(built: BuiltEngine, config: Mapping[str, Any], *, embeds: bool) ->
         embeds=embeds,
         ranks=not embeds,
         width=width,
-        dimensions=tuple(sorted(number for number in named if number <= width)),
+        dimensions=_dimensions(config, width, dimensions),
         max_input_tokens=longest,
         vocab_size=built.vocab_size,
         max_batch_tokens=max(int(scheduler.max_num_batched_tokens), longest),
     )
+
+
+def _dimensions(config: Mapping[str, Any], width: int, chosen: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return dimensions_of(config, width, chosen)
+    except UnusableModulesError as error:
+        raise EngineFailedError(f"The model can't be used: {error}.") from error
 
 
 def _has_positions(config: Mapping[str, Any]) -> bool:

@@ -20,6 +20,7 @@ from millstream_server.embedding.request import (
     Vectors,
 )
 from millstream_server.links.unread import not_asked_for
+from millstream_server.processor.embedding.prompts import pair_form, prompt_named
 from millstream_server.processor.embedding.tokens import BatchTokenizer
 from millstream_server.processor.front import Fit, Front, FrontRequest
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
@@ -94,11 +95,13 @@ class VectorsCore:
         Raises:
             InvalidRequestError: none of the workers can take it.
         """
+        _, text = self._front.models.text(asked.model)
+        prompt = prompt_named(text.use, request.prompt_name)
+        request = replace(request, prompt_name=None)
         outline = replace(request, inputs=[_ANY_IDS] * len(request.inputs))
         engines = asked.engines()
         Fit(lambda engine: check_embed(outline, _embedder(engine))).require(engines)
-        _, text = self._front.models.text(asked.model)
-        ids = await self._tokenizer.inputs(text, request.inputs, _most_tokens(engines))
+        ids = await self._tokenizer.inputs(text, request.inputs, _most_tokens(engines), prompt)
         request = replace(request, inputs=ids, model=asked.model)
         fit = Fit(lambda engine: check_embed(request, _embedder(engine), texts=texts))
         await self._require(fit, ids, asked)
@@ -144,15 +147,19 @@ class VectorsCore:
         pairs: Sequence[Sequence[int]] = request.pairs
         sent = request
         if texts:
-            sent = replace(request, query="", documents=(), return_documents=False)
+            sent = replace(
+                request, query="", documents=(), return_documents=False, instruction=None
+            )
             outline = replace(sent, pairs=[_ANY_IDS] * len(texts))
             engines = asked.engines()
             Fit(lambda engine: check_rerank(outline, _embedder(engine), texts=texts)).require(
                 engines
             )
             _, text = self._front.models.text(asked.model)
+            answers = any(_embedder(engine).answers for engine in engines)
+            join = pair_form(text, request.instruction, answers=answers)
             pairs = await self._tokenizer.pairs(
-                text, request.query, request.documents, _most_tokens(engines)
+                text, request.query, request.documents, _most_tokens(engines), join
             )
         sent = replace(sent, pairs=pairs, model=asked.model)
         fit = Fit(lambda engine: check_rerank(sent, _embedder(engine), texts=texts))
@@ -182,6 +189,8 @@ def _check_form(request: RerankRequest) -> None:
     """
     if request.pairs and (request.query or request.documents):
         raise InvalidRequestError.of("pairs", "send either query and documents, or pairs")
+    if request.pairs and request.instruction:
+        raise InvalidRequestError.of("instruction", "needs query and documents: pairs have theirs")
     if request.pairs:
         return
     if not request.documents:

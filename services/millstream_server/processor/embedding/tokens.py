@@ -34,9 +34,11 @@ class BatchTokenizer:
         self._max_tokens = max_tokens
 
     async def inputs(
-        self, text: TextModel, inputs: Sequence[str | Ids], most_each: int
+        self, text: TextModel, inputs: Sequence[str | Ids], most_each: int, prompt: str = ""
     ) -> list[Ids]:
         """Tokenize the texts among ``inputs``, with special tokens; ids stay as they are.
+
+        ``prompt`` is put in front of each text.
 
         A text that surely has more tokens than ``most_each`` is refused before; others may have
         more, too.
@@ -53,17 +55,23 @@ class BatchTokenizer:
         def encode(index: int, part: str | Ids) -> Ids:
             if not isinstance(part, str):
                 return array("I", part)
+            part = prompt + part
             _check_length(text, part, most_each, f"inputs[{index}].text")
             return array("I", text.encode(part, add_special_tokens=True))
 
-        sizes = [len(part) for part in inputs]
+        sizes = [len(part) + (len(prompt) if isinstance(part, str) else 0) for part in inputs]
         works = [partial(encode, index, part) for index, part in enumerate(inputs)]
         return await self._encode(works, sizes, "inputs")
 
     async def pairs(
-        self, text: TextModel, query: str, documents: Sequence[str], most_each: int
+        self,
+        text: TextModel,
+        query: str,
+        documents: Sequence[str],
+        most_each: int,
+        join: Callable[[str, str], Ids],
     ) -> list[Ids]:
-        """Tokenize a query with each document, as the model's tokenizer joins them.
+        """Tokenize a query with each document by ``join``.
 
         Texts that surely have more tokens than ``most_each`` are refused before, as in `inputs`.
 
@@ -82,7 +90,7 @@ class BatchTokenizer:
             if not index:
                 _check_length(text, query, most_each, "query")
             _check_length(text, document, most_each, f"documents[{index}]")
-            return array("I", text.encode_pair(query, document))
+            return array("I", join(query, document))
 
         works = [partial(encode, index, document) for index, document in enumerate(documents)]
         return await self._encode(works, sizes, "documents")

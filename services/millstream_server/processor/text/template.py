@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import jinja2
@@ -21,6 +22,8 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200
 _PIECES_AT_ONCE = 32
+_PAIR = ("query", "document")
+"""Roles of a reranker's messages."""
 
 # What a template's own code can raise on messages that it doesn't support.
 _TEMPLATE_FAULTS = (
@@ -62,6 +65,9 @@ class ChatTemplate:
             for name, found in self._compiled.items()
         }
         self._supports_developer = {name: "developer" in source for name, source in sources.items()}
+        default = sources.get("default", "")
+        self.takes_pairs = all(re.search(rf"['\"]{role}['\"]", default) for role in _PAIR)
+        """Whether it is a reranker's, made for a query and a document."""
 
     @property
     def available(self) -> bool:
@@ -99,6 +105,26 @@ class ChatTemplate:
             "tools": [tool_for_template(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt,
         }
+        return self._rendered(template, variables, field)
+
+    def render_pair(self, query: str, document: str, instruction: str, field: str) -> str:
+        """Render what `takes_pairs` is about; an empty instruction: the template's own.
+
+        Raises:
+            InvalidRequestError: as `render` does.
+        """
+        said = zip(("system", *_PAIR), (instruction, query, document), strict=True)
+        variables = {
+            **self._variables["default"],
+            "messages": [
+                {"role": role, "content": text} for role, text in said if text or role in _PAIR
+            ],
+            "tools": None,
+            "add_generation_prompt": True,
+        }
+        return self._rendered(self._compiled["default"], variables, field)
+
+    def _rendered(self, template: jinja2.Template, variables: dict[str, object], field: str) -> str:
         try:
             return self._collect(template, variables, field)
         except _TEMPLATE_FAULTS as exc:

@@ -13,6 +13,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from millstream_server.embedding.model_files import (
+    NOTHING_SAID,
+    ModelUse,
+    UnusableModulesError,
+    read_use,
+)
 from millstream_server.media.families import load as load_family
 from millstream_server.media.families.family import Family, UnusableFamilyError
 from millstream_server.processor.text.detokenizer import PieceTable, build_piece_table, detokenizer
@@ -27,6 +33,7 @@ from millstream_server.processor.text.long_texts import (
 )
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
+    UnusableModelError,
     read_model_facts,
     read_tokenizer,
 )
@@ -62,6 +69,8 @@ class TextModel:
     """What the tokenizer sets around each text; None: long texts can't be tokenized in parts."""
     floor: Floor = NO_FLOOR
     """What is known of the least number of tokens of a text."""
+    use: ModelUse = NOTHING_SAID
+    """What its files say of embedding and ranking."""
     family: Family | None = None
     """How the model places images and videos in its prompts; None: it takes text only."""
 
@@ -97,6 +106,7 @@ class TextModel:
             generation_defaults=facts.generation_defaults,
             frame=frame,
             floor=floor_of(tokenizer, frame, pieces),
+            use=_read_use(path),
             family=_load_family(path),
         )
 
@@ -154,6 +164,13 @@ class TextModel:
         if self.pieces is None:
             return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
         return self.pieces.every[token_id]
+
+
+def _read_use(path: Path) -> ModelUse:
+    try:
+        return read_use(path)
+    except UnusableModulesError as error:
+        raise UnusableModelError(f"{path}: {error}") from error
 
 
 def _load_family(path: Path) -> Family | None:

@@ -17,6 +17,7 @@ import {
 import { Duration } from "../../google/protobuf/duration.js";
 import { RequestError } from "./errors.js";
 import { CancelGeneration, GenerationControl, StartGeneration, StepFrame, TraceContext } from "./generation.js";
+import { MediaChunk } from "./media.js";
 import { RequestPriority, requestPriorityFromJSON, requestPriorityToJSON } from "./processor.js";
 
 /** OutputDelivery is how outputs are delivered. */
@@ -147,6 +148,12 @@ export interface GenerateImageRequest {
     | //
     /** Stop a request. */
     { $case: "cancel"; value: CancelDiffusion }
+    | //
+    /**
+     * A piece of an input image that is too large for one message. Workers refuse it: they get the
+     * whole file in InputImage.data.
+     */
+    { $case: "mediaChunk"; value: MediaChunk }
     | undefined;
 }
 
@@ -229,14 +236,22 @@ export interface DiffusionOptions {
 export interface InputImage {
   /**
    * The file: PNG, JPEG, WebP or GIF. It is scaled until it covers the size of the output, and what
-   * is too much at two of its sides is cut off, the same at both: nothing is stretched.
+   * is too much at two of its sides is cut off, the same at both: nothing is stretched. At most 16 MiB.
    */
   data: Buffer;
   /**
    * How far the output may go away from it, above 0, at most 1. Unset: 0.6. About strength x steps are
    * run.
    */
-  strength?: number | undefined;
+  strength?:
+    | number
+    | undefined;
+  /**
+   * Instead of `data`: the id of the MediaChunk messages that had the file, sent before on the same
+   * stream; for files that don't fit in a message, of 4 MiB unless the server was set otherwise. Workers
+   * refuse it.
+   */
+  uploadId: string;
 }
 
 /** StartImage starts a request for images in a slot. */
@@ -673,6 +688,9 @@ export const GenerateImageRequest: MessageFns<GenerateImageRequest, "millstream.
       case "cancel":
         CancelDiffusion.encode(message.control.value, writer.uint32(18).fork()).join();
         break;
+      case "mediaChunk":
+        MediaChunk.encode(message.control.value, writer.uint32(26).fork()).join();
+        break;
     }
     return writer;
   },
@@ -706,6 +724,14 @@ export const GenerateImageRequest: MessageFns<GenerateImageRequest, "millstream.
             message.control = { $case: "cancel", value: CancelDiffusion.decode(reader, reader.uint32()) };
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.control = { $case: "mediaChunk", value: MediaChunk.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -724,6 +750,10 @@ export const GenerateImageRequest: MessageFns<GenerateImageRequest, "millstream.
         ? { $case: "start", value: StartImage.fromJSON(object.start) }
         : isSet(object.cancel)
         ? { $case: "cancel", value: CancelDiffusion.fromJSON(object.cancel) }
+        : isSet(object.mediaChunk)
+        ? { $case: "mediaChunk", value: MediaChunk.fromJSON(object.mediaChunk) }
+        : isSet(object.media_chunk)
+        ? { $case: "mediaChunk", value: MediaChunk.fromJSON(object.media_chunk) }
         : undefined,
     };
   },
@@ -734,6 +764,8 @@ export const GenerateImageRequest: MessageFns<GenerateImageRequest, "millstream.
       obj.start = StartImage.toJSON(message.control.value);
     } else if (message.control?.$case === "cancel") {
       obj.cancel = CancelDiffusion.toJSON(message.control.value);
+    } else if (message.control?.$case === "mediaChunk") {
+      obj.mediaChunk = MediaChunk.toJSON(message.control.value);
     }
     return obj;
   },
@@ -753,6 +785,12 @@ export const GenerateImageRequest: MessageFns<GenerateImageRequest, "millstream.
       case "cancel": {
         if (object.control?.value !== undefined && object.control?.value !== null) {
           message.control = { $case: "cancel", value: CancelDiffusion.fromPartial(object.control.value) };
+        }
+        break;
+      }
+      case "mediaChunk": {
+        if (object.control?.value !== undefined && object.control?.value !== null) {
+          message.control = { $case: "mediaChunk", value: MediaChunk.fromPartial(object.control.value) };
         }
         break;
       }
@@ -1123,7 +1161,7 @@ export const DiffusionOptions: MessageFns<DiffusionOptions, "millstream.v1.Diffu
 };
 
 function createBaseInputImage(): InputImage {
-  return { data: Buffer.alloc(0), strength: undefined };
+  return { data: Buffer.alloc(0), strength: undefined, uploadId: "" };
 }
 
 export const InputImage: MessageFns<InputImage, "millstream.v1.InputImage"> = {
@@ -1135,6 +1173,9 @@ export const InputImage: MessageFns<InputImage, "millstream.v1.InputImage"> = {
     }
     if (message.strength !== undefined) {
       writer.uint32(21).float(message.strength);
+    }
+    if (message.uploadId !== "") {
+      writer.uint32(26).string(message.uploadId);
     }
     return writer;
   },
@@ -1168,6 +1209,14 @@ export const InputImage: MessageFns<InputImage, "millstream.v1.InputImage"> = {
             message.strength = reader.float();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.uploadId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1184,6 +1233,11 @@ export const InputImage: MessageFns<InputImage, "millstream.v1.InputImage"> = {
     return {
       data: isSet(object.data) ? Buffer.from(bytesFromBase64(object.data)) : Buffer.alloc(0),
       strength: isSet(object.strength) ? globalThis.Number(object.strength) : undefined,
+      uploadId: isSet(object.uploadId)
+        ? globalThis.String(object.uploadId)
+        : isSet(object.upload_id)
+        ? globalThis.String(object.upload_id)
+        : "",
     };
   },
 
@@ -1195,6 +1249,9 @@ export const InputImage: MessageFns<InputImage, "millstream.v1.InputImage"> = {
     if (message.strength !== undefined) {
       obj.strength = floatToJson(message.strength);
     }
+    if (message.uploadId !== "") {
+      obj.uploadId = message.uploadId;
+    }
     return obj;
   },
 
@@ -1205,6 +1262,7 @@ export const InputImage: MessageFns<InputImage, "millstream.v1.InputImage"> = {
     const message = createBaseInputImage();
     message.data = object.data ?? Buffer.alloc(0);
     message.strength = object.strength ?? undefined;
+    message.uploadId = object.uploadId ?? "";
     return message;
   },
 };

@@ -56,8 +56,8 @@ export interface StartEmbed {
     | number
     | undefined;
   /**
-   * Whether vectors are scaled to the length 1, after they were cut. False: they are as the engine makes
-   * them; SGLang's have the length 1 before they are cut. Unset: true.
+   * Whether vectors are scaled to the length 1, after they were cut. False: they are as the model makes
+   * them; refused where EmbeddingModelInfo.normalizes is true. Unset: true.
    */
   normalize?:
     | boolean
@@ -69,7 +69,15 @@ export interface StartEmbed {
     | TraceContext
     | undefined;
   /** Time left until the caller's deadline; unset: the RPC's. */
-  timeout?: Duration | undefined;
+  timeout?:
+    | Duration
+    | undefined;
+  /**
+   * Name of the model's prompt that is put in front of each text, such as "query" or "document": its
+   * config_sentence_transformers.json has them. Token ids stay as they are. Unset: the model's default
+   * prompt, if it has one. Empty: none. Workers refuse it.
+   */
+  promptName?: string | undefined;
 }
 
 /** EmbedInput is one text. */
@@ -173,6 +181,12 @@ export interface RerankRequest {
   requestId: string;
   /** The order in which requests wait at a Processor. */
   priority: RequestPriority;
+  /**
+   * What makes a document a good one, for models that read it in a prompt, as Qwen3-Reranker does; at
+   * most 4,096 bytes. Refused with other models, and with `pairs`. Unset: the model's own, if it has one.
+   * Workers refuse it.
+   */
+  instruction?: string | undefined;
 }
 
 /** RerankResponse has the scores. */
@@ -195,7 +209,10 @@ export interface RankedDocument {
   index: number;
   /** How well it answers the query, 0 to 1: the logistic function of `logit`. */
   score: number;
-  /** The model's output for the pair. */
+  /**
+   * The model's output for the pair. Of a generative model that answers: the difference of two logits,
+   * such as those of yes and no.
+   */
   logit: number;
   /** Its text, if requested. */
   document: string;
@@ -315,6 +332,7 @@ function createBaseStartEmbed(): StartEmbed {
     priority: 0,
     trace: undefined,
     timeout: undefined,
+    promptName: undefined,
   };
 }
 
@@ -348,6 +366,9 @@ export const StartEmbed: MessageFns<StartEmbed, "millstream.v1.StartEmbed"> = {
     }
     if (message.timeout !== undefined) {
       Duration.encode(message.timeout, writer.uint32(74).fork()).join();
+    }
+    if (message.promptName !== undefined) {
+      writer.uint32(82).string(message.promptName);
     }
     return writer;
   },
@@ -437,6 +458,14 @@ export const StartEmbed: MessageFns<StartEmbed, "millstream.v1.StartEmbed"> = {
             message.timeout = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.promptName = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -464,6 +493,11 @@ export const StartEmbed: MessageFns<StartEmbed, "millstream.v1.StartEmbed"> = {
       priority: isSet(object.priority) ? requestPriorityFromJSON(object.priority) : 0,
       trace: isSet(object.trace) ? TraceContext.fromJSON(object.trace) : undefined,
       timeout: isSet(object.timeout) ? Duration.fromJSON(object.timeout) : undefined,
+      promptName: isSet(object.promptName)
+        ? globalThis.String(object.promptName)
+        : isSet(object.prompt_name)
+        ? globalThis.String(object.prompt_name)
+        : undefined,
     };
   },
 
@@ -496,6 +530,9 @@ export const StartEmbed: MessageFns<StartEmbed, "millstream.v1.StartEmbed"> = {
     if (message.timeout !== undefined) {
       obj.timeout = Duration.toJSON(message.timeout);
     }
+    if (message.promptName !== undefined) {
+      obj.promptName = message.promptName;
+    }
     return obj;
   },
 
@@ -517,6 +554,7 @@ export const StartEmbed: MessageFns<StartEmbed, "millstream.v1.StartEmbed"> = {
     message.timeout = (object.timeout !== undefined && object.timeout !== null)
       ? Duration.fromPartial(object.timeout)
       : undefined;
+    message.promptName = object.promptName ?? undefined;
     return message;
   },
 };
@@ -1250,6 +1288,7 @@ function createBaseRerankRequest(): RerankRequest {
     returnDocuments: false,
     requestId: "",
     priority: 0,
+    instruction: undefined,
   };
 }
 
@@ -1280,6 +1319,9 @@ export const RerankRequest: MessageFns<RerankRequest, "millstream.v1.RerankReque
     }
     if (message.priority !== 0) {
       writer.uint32(64).int32(message.priority);
+    }
+    if (message.instruction !== undefined) {
+      writer.uint32(74).string(message.instruction);
     }
     return writer;
   },
@@ -1361,6 +1403,14 @@ export const RerankRequest: MessageFns<RerankRequest, "millstream.v1.RerankReque
             message.priority = reader.int32() as any;
             continue;
           }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.instruction = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1397,6 +1447,7 @@ export const RerankRequest: MessageFns<RerankRequest, "millstream.v1.RerankReque
         ? globalThis.String(object.request_id)
         : "",
       priority: isSet(object.priority) ? requestPriorityFromJSON(object.priority) : 0,
+      instruction: isSet(object.instruction) ? globalThis.String(object.instruction) : undefined,
     };
   },
 
@@ -1426,6 +1477,9 @@ export const RerankRequest: MessageFns<RerankRequest, "millstream.v1.RerankReque
     if (message.priority !== 0) {
       obj.priority = requestPriorityToJSON(message.priority);
     }
+    if (message.instruction !== undefined) {
+      obj.instruction = message.instruction;
+    }
     return obj;
   },
 
@@ -1442,6 +1496,7 @@ export const RerankRequest: MessageFns<RerankRequest, "millstream.v1.RerankReque
     message.returnDocuments = object.returnDocuments ?? false;
     message.requestId = object.requestId ?? "";
     message.priority = object.priority ?? 0;
+    message.instruction = object.instruction ?? undefined;
     return message;
   },
 };

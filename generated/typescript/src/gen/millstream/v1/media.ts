@@ -103,7 +103,7 @@ export interface Media {
     /** Here. A message has at most 4 MiB unless the server was set otherwise. */
     { $case: "data"; value: Buffer }
     | //
-    /** In MediaChunk messages that the client sent before on the same Chat stream, under this id. */
+    /** In MediaChunk messages that the client sent before on the same stream, under this id. */
     { $case: "uploadId"; value: string }
     | //
     /**

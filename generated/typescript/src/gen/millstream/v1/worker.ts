@@ -390,6 +390,13 @@ export interface EmbeddingModelInfo {
   dimensions: number[];
   /** Most tokens of an input, or of a query and a document together. */
   maxInputTokens: number;
+  /** Whether its engine always makes vectors of the length 1, so that others can't be had. */
+  normalizes: boolean;
+  /**
+   * Whether it ranks by the answer of a generative model: a Processor puts query and document into a
+   * prompt with an instruction.
+   */
+  answers: boolean;
 }
 
 /** EncoderInfo is what a worker encodes. A larger item is refused. */
@@ -1804,7 +1811,15 @@ export const DiffusionModelInfo: MessageFns<DiffusionModelInfo, "millstream.v1.D
 };
 
 function createBaseEmbeddingModelInfo(): EmbeddingModelInfo {
-  return { embeds: false, ranks: false, width: 0, dimensions: [], maxInputTokens: 0 };
+  return {
+    embeds: false,
+    ranks: false,
+    width: 0,
+    dimensions: [],
+    maxInputTokens: 0,
+    normalizes: false,
+    answers: false,
+  };
 }
 
 export const EmbeddingModelInfo: MessageFns<EmbeddingModelInfo, "millstream.v1.EmbeddingModelInfo"> = {
@@ -1829,6 +1844,12 @@ export const EmbeddingModelInfo: MessageFns<EmbeddingModelInfo, "millstream.v1.E
     }
     if (message.maxInputTokens !== 0) {
       writer.uint32(40).uint32(message.maxInputTokens);
+    }
+    if (message.normalizes !== false) {
+      writer.uint32(48).bool(message.normalizes);
+    }
+    if (message.answers !== false) {
+      writer.uint32(56).bool(message.answers);
     }
     return writer;
   },
@@ -1896,6 +1917,22 @@ export const EmbeddingModelInfo: MessageFns<EmbeddingModelInfo, "millstream.v1.E
             message.maxInputTokens = reader.uint32();
             continue;
           }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.normalizes = reader.bool();
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.answers = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1921,6 +1958,8 @@ export const EmbeddingModelInfo: MessageFns<EmbeddingModelInfo, "millstream.v1.E
         : isSet(object.max_input_tokens)
         ? globalThis.Number(object.max_input_tokens)
         : 0,
+      normalizes: isSet(object.normalizes) ? globalThis.Boolean(object.normalizes) : false,
+      answers: isSet(object.answers) ? globalThis.Boolean(object.answers) : false,
     };
   },
 
@@ -1941,6 +1980,12 @@ export const EmbeddingModelInfo: MessageFns<EmbeddingModelInfo, "millstream.v1.E
     if (message.maxInputTokens !== 0) {
       obj.maxInputTokens = Math.round(message.maxInputTokens);
     }
+    if (message.normalizes !== false) {
+      obj.normalizes = message.normalizes;
+    }
+    if (message.answers !== false) {
+      obj.answers = message.answers;
+    }
     return obj;
   },
 
@@ -1954,6 +1999,8 @@ export const EmbeddingModelInfo: MessageFns<EmbeddingModelInfo, "millstream.v1.E
     message.width = object.width ?? 0;
     message.dimensions = object.dimensions?.map((e) => e) || [];
     message.maxInputTokens = object.maxInputTokens ?? 0;
+    message.normalizes = object.normalizes ?? false;
+    message.answers = object.answers ?? false;
     return message;
   },
 };
