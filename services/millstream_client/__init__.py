@@ -5,12 +5,13 @@ from millstream.v1.diffusion_pb2 import DiffusionProgress, ImageFormat, OutputDe
 from millstream.v1.embedding_pb2 import RankedDocument
 from millstream.v1.generation_pb2 import FinishReason
 from millstream.v1.processor_pb2 import ChoiceDelta, ServedModel
-from millstream.v1.sampling_pb2 import LogprobOptions, SamplingParams
+from millstream.v1.sampling_pb2 import Constraint, LogprobOptions, SamplingParams
 from millstream.v1.usage_pb2 import GenerationUsage
 from millstream_client.answers import Answer, Choice
 from millstream_client.client import Client
 from millstream_client.conversation import Conversation
 from millstream_client.errors import (
+    AnswerFormatError,
     DeadlineExceededError,
     FieldViolation,
     IncompleteAnswerError,
@@ -42,12 +43,14 @@ from millstream_client.transport import Options, Tls
 __all__ = [
     "NO_RETRY",
     "Answer",
+    "AnswerFormatError",
     "AnswerStream",
     "ChatMessage",
     "ChatTool",
     "Choice",
     "ChoiceDelta",
     "Client",
+    "Constraint",
     "Conversation",
     "DeadlineExceededError",
     "DiffusionProgress",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
+from millstream_client import structured
 
 
 @dataclass(slots=True)
@@ -56,6 +58,18 @@ class Answer:
     weight_version: str = ""
     """Version of the weights that made it; empty until complete, or if it isn't known."""
     complete: bool = False
+    answer_type: Any = None
+    """What `parsed` is; None: none was asked for."""
+
+    @property
+    def parsed(self) -> Any:
+        """The first choice as an object of the ``answer_type`` that was asked for.
+
+        Raises:
+            AnswerFormatError: it was cut off, or doesn't fit the type.
+            TypeError: no type was asked for.
+        """
+        return structured.parsed(self)
 
     @property
     def text(self) -> str:

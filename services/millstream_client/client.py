@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -20,6 +20,7 @@ from millstream_client.requests import ChatInput, EmbedInput, GivenMessage, Text
 from millstream_client.results import Embeddings
 from millstream_client.service_config import EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
+from millstream_client.structured import constraint_of
 from millstream_client.transport import Metadata, Options, Tls, plan_transport
 
 if TYPE_CHECKING:
@@ -101,18 +102,29 @@ class Client:
         video: VideoInput | None = None,
         videos: Sequence[VideoInput] = (),
         system: str | None = None,
+        answer_type: Any = None,
         timeout_s: float | None = None,
         **knobs: Unpack[ChatKnobs],
     ) -> AnswerStream:
         """Send a question or a conversation; return the answer's stream.
 
         Messages and ``tools`` may also be dicts in the shape of OpenAI's chat API.
+
+        With ``answer_type``, a pydantic model, a dataclass, a TypedDict or a JSON Schema, the
+        answer is JSON that fits it, and `Answer.parsed` is the object (docs/structured-output.md).
+
         Images and videos, given as paths, bytes or URLs, come before the question's text. For
         another order give a list: ``["Left:", Image("a.png"), "Right:", Image("b.png")]``.
         """
         media = attached(image, images, video, videos)
         turn = Turn(requests.messages(messages, system, media))
-        return ask(self.connection, History(requests.chat_start(**knobs)), turn, timeout_s)
+        if answer_type is not None:
+            if "constraint" in knobs:
+                raise TypeError("answer_type= is a constraint itself: give one of the two")
+            knobs["constraint"] = constraint_of(answer_type)
+        stream = ask(self.connection, History(requests.chat_start(**knobs)), turn, timeout_s)
+        stream.result.answer_type = answer_type
+        return stream
 
     def complete(
         self, prompt: TextOrIds, *, timeout_s: float | None = None, **knobs: Unpack[RequestKnobs]

@@ -10,6 +10,7 @@ MillstreamError
 │   └── IncompleteAnswerError                      the stream ended before the answer did
 ├── DeadlineExceededError     DEADLINE_EXCEEDED    the time that was given has passed
 ├── RequestCancelledError     CANCELLED            cancelled, here or at the server
+├── AnswerFormatError         OUT_OF_RANGE         the answer came, but isn't what was asked for
 ├── UnauthenticatedError      UNAUTHENTICATED      no API key, or a wrong one
 ├── PermissionDeniedError     PERMISSION_DENIED    the key doesn't allow this
 └── InternalError             INTERNAL             the server's fault; `error_id`
@@ -23,14 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from millstream.v1 import errors_pb2
-from millstream_client.answers import Answer
+
+if TYPE_CHECKING:
+    from millstream_client.answers import Answer
 
 _DOMAIN = "millstream.io"
 SERVER_NOT_REACHED = "SERVER_NOT_REACHED"
@@ -161,6 +164,15 @@ class RequestCancelledError(MillstreamError):
     """The call was cancelled: at the server, or here by another task than the reader."""
 
     code = grpc.StatusCode.CANCELLED
+
+
+class AnswerFormatError(MillstreamError):
+    """The answer is no object of the type that was asked for: `partial` is what came.
+
+    ``reason`` is this library's own: `ANSWER_CUT_OFF`, or `ANSWER_NOT_PARSED`.
+    """
+
+    code = grpc.StatusCode.OUT_OF_RANGE
 
 
 class UnauthenticatedError(MillstreamError):

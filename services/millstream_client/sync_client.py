@@ -83,7 +83,7 @@ class SyncAnswerStream(_SyncStream[processor_pb2.ChoiceDelta]):
     """
 
     def __init__(self, background: Background, stream: AnswerStream) -> None:
-        self.result = Answer()
+        self.result = Answer(answer_type=stream.result.answer_type)
         """The answer so far, without messages that were read ahead."""
         super().__init__(background, stream, self.result)
 

@@ -284,14 +284,12 @@ async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextM
 
 
 def _read_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:
-    for directory in directories.values():
-        if directory:
-            expect_usable(directory)
+    paths = {name: directory for name, directory in directories.items() if directory}
+    for path in paths.values():
+        expect_usable(path)
     try:
-        return {
-            name: TextModel.load(directory) if directory else None
-            for name, directory in directories.items()
-        }
+        read = zip(paths, TextModel.load_all(list(paths.values())), strict=True)
+        return dict.fromkeys(directories) | dict(read)
     except UnusableModelError as error:
         raise SettingsError(f"--models: {error}") from error
 

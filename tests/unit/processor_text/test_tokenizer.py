@@ -28,14 +28,17 @@ from tests.support.models.models import (
 HELLO = [ChatMessage(ChatRole.USER, "Hello")]
 
 LOAD_IN_A_BARE_PROCESS = """
-import pathlib, socket, sys
+import pathlib, socket, subprocess, sys
 if sys.argv[2] == "without torch":
     sys.modules["torch"] = None
 socket.socket.connect = None
 import millstream_server.processor.text.detokenizer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
-model = TextModel.load(pathlib.Path(sys.argv[1]))
+run, started = subprocess.run, []
+subprocess.run = lambda command, **how: started.append(command) or run(command, **how)
+_, model = TextModel.load_all([pathlib.Path(sys.argv[1])] * 2)
+assert len(started) == 1, "one process reads all models"
 prompt = model.chat_template.render([ChatMessage(ChatRole.USER, "Hello")])
 assert model.decode(model.encode(prompt, add_special_tokens=False)).startswith("user")
 loaded = [n for n in ("torch", "sglang", "transformers") if sys.modules.get(n) is not None]

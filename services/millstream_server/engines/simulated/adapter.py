@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from millstream_server.control.engine import Role
 from millstream_server.diffusion.diffuser import Diffuser
@@ -30,6 +30,9 @@ from millstream_server.media.families import UnusableFamilyError
 from millstream_server.runtime.settings import EngineArguments, SettingsError, declared, setting
 from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
 from millstream_server.runtime.settings.declare import flag, from_text
+
+if TYPE_CHECKING:
+    from millstream_server.engines.simulated.speech import Speech
 
 _MAX_RANKS = 64
 _VOCAB_SIZE = 32000
@@ -58,6 +61,8 @@ class SimulatedConfig:
     weight_version: str = ""
     """Version of the weights at the start; it leaves the step between tokens at 1."""
     eos_token_id: int | None = None
+    speech: Speech | None = None
+    """What it says; None: it counts on from a prompt's last token."""
     bootstrap_host: str = "127.0.0.1"
     bootstrap_port: int = 0
     transfer_timeout_s: float = 30.0
@@ -81,7 +86,9 @@ class SimulatedSettings:
     load_s: float = setting(0.0, help="time to load the model")
     step_s: float = setting(0.0, help="time of a decode step")
     prefill_s_per_token: float = setting(0.0, help="prefill time per token")
-    vocab_size: int = setting(0, help="vocabulary size; 0: the model's, or 32000")
+    vocab_size: int = setting(
+        0, help="count in a vocabulary of this size; 0: speak, in the tokens of the model, if given"
+    )
     dp_size: int = setting(1, help="data-parallel ranks, 1 to 64")
 
 
@@ -153,11 +160,12 @@ def engine_config(own: SimulatedSettings, context: EngineContext) -> SimulatedCo
     """Make the configuration of one engine.
 
     Raises:
-        SettingsError: the number of ranks is out of range, or the model's media can't be read.
+        SettingsError: the number of ranks is out of range, or the model's files can't be read.
     """
     common: TextEngineSettings = context.common
     if not 1 <= own.dp_size <= _MAX_RANKS:
         raise SettingsError(f"-- --dp-size must be from 1 to {_MAX_RANKS}, not {own.dp_size}")
+    speech = None if own.vocab_size else _speech(context.model_path)
     config = SimulatedConfig(
         role=context.role,
         vocab_size=own.vocab_size or _vocab_size(context.model_path),
@@ -169,6 +177,8 @@ def engine_config(own: SimulatedSettings, context: EngineContext) -> SimulatedCo
         bootstrap_port=common.bootstrap_port,
         transfer_timeout_s=common.transfer_timeout_s,
         media=_media(context),
+        speech=speech,
+        eos_token_id=speech.end if speech else None,
     )
     return replace(
         config,
@@ -188,6 +198,12 @@ def _vocab_size(model_path: Path | None) -> int:
         raise SettingsError(
             f"--model-path {model_path}: config.json has no usable vocab_size; give -- --vocab-size"
         ) from error
+
+
+def _speech(model_path: Path | None) -> Speech | None:
+    from millstream_server.engines.simulated.speech import Speech  # noqa: PLC0415 - tokenizers
+
+    return Speech.load(model_path) if model_path else None
 
 
 def _media(context: EngineContext) -> MediaModel | None:

@@ -1,7 +1,8 @@
 """A deterministic engine: predictable tokens, a timing model, a KV cache with prefixes.
 
-The rule: every token is the one before plus one, modulo the vocabulary; the first follows the
-prompt's last. Prompt [7, 41] gives 42, 43, 44, … A token equal to ``eos_token_id`` (if set) or to a
+With a model's tokenizer it says a sentence (`engines.simulated.speech`). Otherwise the rule is:
+every token is the one before plus one, modulo the vocabulary; the first follows the prompt's last.
+Prompt [7, 41] gives 42, 43, 44, … A token equal to ``eos_token_id`` (if set) or to a
 stop token ends it. So a request continued on another worker, with the tokens so far in its prompt,
 gives the same tokens. All logprobs are -0.5; the alternatives are the next token ids. Images and
 videos change the step from one token to the next, and so do other weight versions than

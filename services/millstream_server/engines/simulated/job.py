@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from millstream_server.control.engine import Role
@@ -46,6 +46,9 @@ class Job:
             self.stop_ids.add(config.eos_token_id)
         self.token = request.token_ids[-1]
         """The last token."""
+        self._speech: Iterator[int] | None = None
+        self._said: list[int] = []
+        """What it has said, where it doesn't count."""
         self.limit = 1 if config.role is Role.PREFILL else sampling.max_new_tokens
         """How many tokens it generates at most."""
         self.blocks = -(-(len(request.token_ids) + self.limit) // config.block_size)
@@ -70,6 +73,19 @@ class Job:
         self.engine_data: EngineData | None = None
         """Prefill: what the decode engine gets."""
 
+    def advance(self) -> int:
+        """Return the next token."""
+        speech = self.config.speech
+        if speech is None:
+            self.token = (self.token + self.step) % self.config.vocab_size
+        else:
+            if self._speech is None:  # not before: media's tensors add to the step
+                self._speech = speech.tokens(self.request.token_ids, self.step - 1)
+            self.token = next(self._speech)
+            self._said.append(self.token)
+        self.generated += 1
+        return self.token
+
     def hashes_of(self, tokens: int) -> list[int]:
         """Return the hashes of the full blocks of its first tokens, the output's included."""
         size = self.config.block_size
@@ -83,6 +99,9 @@ class Job:
         prompt = self.prompt_ids
         if end <= len(prompt):
             return prompt[start:end]
+        if self.config.speech is not None:
+            said = self._said[max(start - len(prompt), 0) : end - len(prompt)]
+            return said if start >= len(prompt) else [*prompt[start:], *said]
         last, size, step = self.request.token_ids[-1], self.config.vocab_size, self.step
         first = last + step * (max(start - len(prompt), 0) + 1)
         ids: Sequence[int] = range(first, last + step * (end - len(prompt)) + 1, step)

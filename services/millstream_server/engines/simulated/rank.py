@@ -104,8 +104,7 @@ class StepLoop:
         vocab_size = self._config.vocab_size
         ended: list[tuple[Job, FinishReason, int | None]] = []
         for job in self._running.values():
-            job.token = token = (job.token + job.step) % vocab_size
-            job.generated = generated = job.generated + 1
+            token, generated = job.advance(), job.generated
             if job.logprobs_top is None:
                 job.sink.emit((token,))
             else:
@@ -123,11 +122,9 @@ class StepLoop:
             wanted = min(BLOCK_TOKENS - job.known_tokens % BLOCK_TOKENS, job.limit - job.generated)
             block: list[int] = []
             while len(block) < wanted:
-                job.token = (job.token + job.step) % self._config.vocab_size
-                block.append(job.token)
+                block.append(job.advance())
                 if job.token in job.stop_ids:
                     break
-            job.generated += len(block)
             job.sink.emit(block)
             if job.token in job.stop_ids:
                 self._on_end(job, FinishReason.STOP, job.token)

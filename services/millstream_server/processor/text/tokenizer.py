@@ -33,9 +33,10 @@ from millstream_server.processor.text.long_texts import (
 )
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
+    TokenizerFiles,
     UnusableModelError,
     read_model_facts,
-    read_tokenizer,
+    read_tokenizers,
 )
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.processor.text.threads import stop_if_gone
@@ -82,13 +83,21 @@ class TextModel:
 
     @classmethod
     def load(cls, path: Path) -> TextModel:
-        """Read the directory; takes about a second for a large vocabulary.
+        """Read one directory, as `load_all` does."""
+        return cls.load_all([path])[0]
+
+    @classmethod
+    def load_all(cls, paths: Sequence[Path]) -> list[TextModel]:
+        """Read directories; takes about a second for a large vocabulary.
 
         Raises:
             UnusableModelError: a file is missing or wrong.
         """
+        return list(map(cls._load, paths, read_tokenizers(paths)))
+
+    @classmethod
+    def _load(cls, path: Path, files: TokenizerFiles) -> TextModel:
         facts = read_model_facts(path)
-        files = read_tokenizer(path)
         tokenizer = Tokenizer.from_str(files.tokenizer)
         # A tokenizer.json may contain truncation from training, which would silently cut prompts.
         tokenizer.no_truncation()
