@@ -39,3 +39,13 @@ def test_a_process_without_an_engine_loads_no_library_that_it_may_not_need(modul
     That of Kubernetes takes 24 MB and a quarter of a second.
     """
     assert not _loaded_by(module)
+
+
+@pytest.mark.parametrize("service", ["decode", "prefill", "encode", "diffusion", "embedding"])
+def test_what_an_engine_spawns_does_not_load_the_service(service: str) -> None:
+    """It imports the main module by another name: a second of a CPU for each process of SGLang."""
+    script = f"import sys, millstream_server.{service}.__main__; print('grpc' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "False\n"

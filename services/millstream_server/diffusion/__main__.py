@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from millstream_server.diffusion.worker.launch import launch
-
+# Processes that an engine spawns import this module too, by another name.
 if __name__ == "__main__":
+    from millstream_server.diffusion.worker.launch import launch
+
     launch()

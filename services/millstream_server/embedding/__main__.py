@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from millstream_server.embedding.worker.app import EmbeddingSettings, run
-from millstream_server.runtime.lifecycle.main import main
-
+# Processes that an engine spawns import this module too, by another name.
 if __name__ == "__main__":
+    from millstream_server.embedding.worker.app import EmbeddingSettings, run
+    from millstream_server.runtime.lifecycle.main import main
+
     main(
         EmbeddingSettings,
         run,

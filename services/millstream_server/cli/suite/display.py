@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -32,6 +33,14 @@ _RED_CIRCLE = (
 )
 """A PNG of 64 x 64 pixels: a red circle on white."""
 
+_STEPS: tuple[tuple[str, ...], ...] = (
+    ("starting",),
+    ("loading the", "reading the models"),
+    ("warming up", "waiting for workers"),
+)
+"""How the phases of a start begin, of workers and of the Processor; a bar has as many steps."""
+_BAR_CHARS = 12
+
 Show = Callable[[Sequence[Child]], None]
 """Shows each process's current phase."""
 
@@ -50,7 +59,7 @@ def progress(console: Console) -> Iterator[Show]:
 
 
 def _grid(children: Sequence[Child], spinner: Spinner, served_s: dict[Child, float]) -> Table:
-    """Return a line per process: its mark, name, phase, seconds until it served."""
+    """Return a line per process: its mark, name, bar, phase, seconds until it served."""
     grid = Table.grid(padding=(0, 2))
     for child in children:
         now = time.monotonic()
@@ -59,8 +68,15 @@ def _grid(children: Sequence[Child], spinner: Spinner, served_s: dict[Child, flo
             now = served_s.setdefault(child, now)
             mark = Text("✓", style="green")
         phase = Text("serving" if child.serving else child.phase)
-        grid.add_row(mark, child.service.name, phase, f"{now - child.started_s:.0f} s")
+        bar = ProgressBar(total=len(_STEPS), completed=_steps_done(child), width=_BAR_CHARS)
+        grid.add_row(mark, child.service.name, bar, phase, f"{now - child.started_s:.0f} s")
     return grid
+
+
+def _steps_done(child: Child) -> int:
+    if child.serving:
+        return len(_STEPS)
+    return next((i for i, begun in enumerate(_STEPS) if child.phase.startswith(begun)), 0)
 
 
 def _print_changes(console: Console, children: Sequence[Child], shown: dict[Child, str]) -> None:
