@@ -18,8 +18,13 @@ async def diffusion() -> FakeDiffusion:
 
 
 @pytest.fixture
-async def address(diffusion: FakeDiffusion) -> AsyncIterator[str]:
-    async with generators(diffusion, FakeEmbedding()) as address:
+async def embedding() -> FakeEmbedding:
+    return FakeEmbedding()
+
+
+@pytest.fixture
+async def address(diffusion: FakeDiffusion, embedding: FakeEmbedding) -> AsyncIterator[str]:
+    async with generators(diffusion, embedding) as address:
         yield address
 
 
@@ -99,9 +104,12 @@ def _lines(done: Outcome) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.out.splitlines()]
 
 
-async def test_embed_prints_a_line_of_json_for_each_text(address: str) -> None:
-    done = await millstream("embed", "a", "bbb", "--address", address)
+async def test_embed_prints_a_line_of_json_for_each_text(
+    address: str, embedding: FakeEmbedding
+) -> None:
+    done = await millstream("embed", "a", "bbb", "--prompt-name", "query", "--address", address)
     assert done.code == 0, done.err
+    assert embedding.starts[0].prompt_name == "query"
     assert _lines(done) == [
         {"text": "a", "embedding": [1.0, 0.0]},
         {"text": "bbb", "embedding": [3.0, 1.0]},
@@ -120,12 +128,13 @@ async def test_embed_compares(address: str) -> None:
     ]
 
 
-async def test_rerank_prints_the_best_first(address: str) -> None:
+async def test_rerank_prints_the_best_first(address: str, embedding: FakeEmbedding) -> None:
     done = await millstream(
         *("rerank", "red cats", "dogs", "red cats run", "cats", "--address", address),
-        *("--top-n", "2"),
+        *("--top-n", "2", "--instruction", "name an animal"),
     )
     assert done.code == 0, done.err
+    assert embedding.reranks[0].instruction == "name an animal"
     rows = [row.split() for row in done.out.splitlines() if row.strip().startswith("0.")]
     assert [(row[1], " ".join(row[2:])) for row in rows] == [("2", "red cats run"), ("3", "cats")]
 

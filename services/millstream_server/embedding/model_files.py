@@ -196,6 +196,20 @@ def named_answers(path: Path, words: Sequence[str]) -> Answers | None:
     return Answers(*found)  # type: ignore[arg-type]  # none is None
 
 
+def lacks_answers(path: Path) -> bool:
+    """Return whether a model that shall rank generates, and its files name no answers.
+
+    False, too, if it has no tokens "yes" and "no", or a file can't be read: its engine says so.
+    """
+    try:
+        named = _read(path / "config.json", dict, {}).get("architectures") or ("",)
+        if not str(named[0]).endswith("ForCausalLM") or read_use(path).answers is not None:
+            return False
+        return None not in (_token_id(path, "yes"), _token_id(path, "no"))
+    except UnusableModulesError:
+        return False
+
+
 def separator_of(path: Path) -> int:
     """Return the token between the two texts of a pair.
 

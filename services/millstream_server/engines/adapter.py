@@ -290,6 +290,8 @@ class Adapter:
     generator takes embeddings only."""
     diffuser: Offer[Diffuser] | None = None
     embedder: Offer[Embedder] | None = None
+    embeds: Callable[[Path], bool] = lambda _: True
+    """Whether its embedder is right about a model, as far as the model's files say."""
     environment: OwnEnvironment | None = None
     """Where `millstream up` runs its workers; None: where it runs itself."""
     suite_flags: Callable[[str, Path], Sequence[str]] = lambda _service, _model: ()

@@ -148,6 +148,15 @@ def adapter(name: str) -> Adapter:
     return _BY_NAME[name]
 
 
+def embedder_for(model_path: Path, preferred: str) -> str:
+    """Return an engine that embeds or ranks with a model: ``preferred`` if it can.
+
+    Raises:
+        SettingsError: there is no such engine.
+    """
+    return preferred if adapter(preferred).embeds(model_path) else transformers.ADAPTER.name
+
+
 def encoder_for(model_path: Path | None) -> str:
     """Return the name that `auto` means: the first engine that encodes for the model's family.
 

@@ -142,6 +142,7 @@ class FakeEmbedding(embedding_pb2_grpc.EmbeddingServiceServicer):
 
     def __init__(self) -> None:
         self.starts: list[embedding_pb2.StartEmbed] = []
+        self.reranks: list[embedding_pb2.RerankRequest] = []
 
     async def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Any
@@ -164,6 +165,7 @@ class FakeEmbedding(embedding_pb2_grpc.EmbeddingServiceServicer):
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Any
     ) -> embedding_pb2.RerankResponse:
+        self.reranks.append(request)
         words = _words(request.query)
         results = [
             _ranked(i, len(words & _words(document)))

@@ -29,6 +29,7 @@ from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings
+from tests.support.models.vector_models import write_modules
 from tests.support.processes.stand_in import write_vision_config
 
 
@@ -120,6 +121,24 @@ def test_images_are_made_by_the_engine_that_was_chosen(
         plan = make_plan(replace(options, engine=engine, further=(model,)), ports)
         command = plan.command(plan.workers[-1])
         assert command[command.index("--engine") + 1] == made_by
+
+
+def test_a_model_for_vectors_gets_an_engine_and_flags_that_suit_it(tmp_path: Path) -> None:
+    mean, answering = tmp_path / "mean", tmp_path / "answering"
+    for folder, named in ((mean, "BertModel"), (answering, "Qwen3ForCausalLM")):
+        folder.mkdir()
+        config = {"architectures": [named], "hidden_size": 8, "max_position_embeddings": 9}
+        (folder / "config.json").write_text(json.dumps(config))
+    write_modules(mean, Pooling={"pooling_mode": "mean"})
+    words = {"model": {"vocab": {"yes": 1, "no": 2}}}
+    (answering / "tokenizer.json").write_text(json.dumps(words))
+    assert FurtherModel(Task.EMBEDDING, mean, "m").flags("sglang")[:2] == [
+        "--engine",
+        "transformers",
+    ]
+    flags = FurtherModel(Task.RERANK, answering, "m").flags("sglang")
+    assert (flags[1], flags[-2:]) == ("sglang", ["--rank-answers", "yes,no"])
+    assert FurtherModel(Task.EMBEDDING, answering, "m").flags("sglang")[-1] == "m"
 
 
 def test_a_further_model_that_is_none_is_refused(tmp_path: Path) -> None:

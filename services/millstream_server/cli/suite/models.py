@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.engines.registry import adapter
+from millstream_server.embedding.model_files import lacks_answers
+from millstream_server.engines.registry import adapter, embedder_for
 from millstream_server.media import families
 
 _DEMO_MODEL = Path("demo") / "model"
@@ -59,7 +60,11 @@ class FurtherModel:
 
     def engine(self, chats: str) -> str:
         """Return the name of its engine, in a suite whose chats are answered by ``chats``."""
-        return self.image_engine if self.task is Task.IMAGE and chats != "simulated" else chats
+        if chats == "simulated":
+            return chats
+        if self.task in (Task.EMBEDDING, Task.RERANK):
+            return embedder_for(self.path, chats)
+        return self.image_engine if self.task is Task.IMAGE else chats
 
     def flags(self, chats: str) -> list[str]:
         """Return its worker's own flags, in such a suite.
@@ -79,6 +84,8 @@ class FurtherModel:
                     *flags,
                     *adapter(engine).suite_flags("dllm", self.path),
                 ]
+            case Task.RERANK if lacks_answers(self.path):
+                return ["--engine", engine, *flags, "--rank-answers", "yes,no"]
             case _:
                 return ["--engine", engine, *flags]
 

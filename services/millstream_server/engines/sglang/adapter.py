@@ -220,6 +220,13 @@ def _embedder(_own: None, context: EngineContext) -> Embedder:
     return SglangEmbedder(embedder_config(context), common.cuts, common.rank_answers)
 
 
+def _embeds(model_path: Path) -> bool:
+    """Whether SGLang is right about a model; one that names no class is left to its own error."""
+    from millstream_server.engines.sglang.vector_model import suits  # noqa: PLC0415
+
+    return suits(model_path)
+
+
 def _vector_follower(_own: None, context: EngineContext) -> Follower:
     from millstream_server.engines.sglang.lifetime import SglangFollower  # noqa: PLC0415
     from millstream_server.engines.sglang.vector_model import read_model, with_ability  # noqa: PLC0415
@@ -306,5 +313,6 @@ ADAPTER = Adapter(
         settings=SglangDiffusionSettings, make=_diffuser, read_arguments=_read_for_diffusion
     ),
     embedder=Offer(make=_embedder, read_arguments=_read_for_vectors, follow=_vector_follower),
+    embeds=_embeds,
     suite_flags=_suite_flags,
 )

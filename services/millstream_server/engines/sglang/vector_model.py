@@ -92,6 +92,17 @@ def read_model(
         raise EngineFailedError(f"The model can't be used: {error}.") from error
 
 
+def suits(path: Path) -> bool:
+    """Return whether `read_model` takes a model, or no engine does, as its class isn't named."""
+    try:
+        if not _json(path / "config.json").get("architectures"):
+            return True
+        read_model(path)
+    except (EngineFailedError, KeyError):
+        return False
+    return True
+
+
 def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
     """Add the arguments without which SGLang fails with such a model, or is wrong."""
     on_cpu = config.on_cpu

@@ -195,7 +195,7 @@ class VllmEmbedder:
 
 
 def _check_use(path: Path) -> None:
-    """Refuse a model that ranks by its answer; vLLM itself follows the pooling that files name."""
+    """Refuse what nobody has compared; vLLM itself follows the pooling that the files name."""
     try:
         use = read_use(path)
     except UnusableModulesError as error:
@@ -204,6 +204,11 @@ def _check_use(path: Path) -> None:
         raise EngineFailedError(
             "The model ranks by its answer, which vLLM workers can't; use --engine sglang or "
             "--engine transformers."
+        )
+    if more := sorted({module.kind for module in use.further}):
+        raise EngineFailedError(
+            f"The model's modules.json has a layer {', '.join(more)} after pooling, which nobody "
+            "has compared on vLLM; use --engine transformers."
         )
 
 
