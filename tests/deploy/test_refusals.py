@@ -224,6 +224,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {**decode(), "commonLabels": {"app.kubernetes.io/name": "x"}},
     ),
     (
+        "commonAnnotations: helm.sh/hook has a meaning of its own on each object",
+        {**decode(), "commonAnnotations": {"helm.sh/hook": "test"}},
+    ),
+    (
         "decode.pools.main.extraVolumes: shm is the name of a volume of the chart's own",
         decode(extraVolumes=[{"name": "shm", "emptyDir": {}}]),
     ),

@@ -353,6 +353,11 @@ models.{{ $.key }}.accessModes is {{ $modes }}, and its claim has {{ join ", " .
 
 {{- define "millstream.checkDownloads" -}}
 {{- include "millstream.checkLabels" (list "commonLabels" .Values.commonLabels) -}}
+{{- range $name, $_ := .Values.commonAnnotations -}}
+{{- if regexMatch "^((meta\\.)?helm\\.sh/|leaderworkerset\\.sigs\\.k8s\\.io/|checksum/config$|kubectl\\.kubernetes\\.io/default-container$)" $name }}
+commonAnnotations: {{ $name }} has a meaning of its own on each object; set it where it belongs, such as `annotations` of a pool
+{{- end -}}
+{{- end -}}
 {{- include "millstream.checkResources" (list "downloads.resources" .Values.downloads.resources) -}}
 {{- include "millstream.checkResources" (list "helmTest.resources" .Values.helmTest.resources) -}}
 {{- if and .Values.downloads.imageVolumes (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) }}

@@ -18,10 +18,7 @@ podSelector:
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
-  name: {{ include "millstream.fit" (list .root (printf "net-%s" .name)) }}
-  namespace: {{ .root.Release.Namespace | quote }}
-  labels:
-    {{- include "millstream.labels" .root | nindent 4 }}
+  {{- include "millstream.metadata" (dict "root" .root "name" (include "millstream.fit" (list .root (printf "net-%s" .name)))) | nindent 2 }}
 spec:
   {{- include "millstream.pods" . | nindent 2 }}
 {{- end -}}
