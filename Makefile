@@ -14,6 +14,10 @@ DEPLOY := .venv-deploy
 DEPLOY_READY := $(DEPLOY)/.ready
 # What `make up` hands to `millstream up`, e.g. make up ARGS="--topology aggregated --port 6000"
 ARGS ?=
+# `make images`: which, what their names begin with, and their tag (the project's version if empty); ARGS goes to the builder
+TARGETS ?= processor worker
+REGISTRY ?=
+TAG ?=
 # What `make test` hands to pytest, e.g. make test TESTS="tests/unit -k ticket"
 TESTS ?=
 # Processes that run tests side by side; auto: 2, and 1 if TESTS names files or single tests only
@@ -22,7 +26,7 @@ JOBS ?= auto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help chart setup setup-vllm setup-deploy setup-clients up test test-vllm test-vendor check gen gen-check gen-clients gen-clients-check \
+.PHONY: help chart images images-check setup setup-vllm setup-deploy setup-clients up test test-vllm test-vendor check gen gen-check gen-clients gen-clients-check \
   release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
@@ -85,10 +89,19 @@ gen-clients: setup ## make the stubs of other languages from proto/ (needs what 
 gen-clients-check: setup ## fail if they aren't what `make gen-clients` makes; what can't be made here is skipped
 	@$(BIN)/python generated/tools/gen_clients.py --check
 
-chart: setup setup-deploy ## write what of the chart is made: its README, the settings it knows, golden renders
+# vLLM's arguments are listed in its own environment, where that is there.
+chart: setup setup-deploy ## write what of the chart is made: its README, the settings and arguments it knows, golden renders
 	@$(BIN)/python deploy/helm/settings.py
+	@$(BIN)/python -W ignore deploy/helm/engine_arguments.py
+	@test ! -e $(VLLM_READY) || $(VLLM)/bin/python deploy/helm/engine_arguments.py --vllm
 	@$(BIN)/python deploy/helm/readme.py
 	@MILLSTREAM_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_golden.py
+
+images: ## build container images, print the chart's values for them: make images TARGETS="processor worker-cpu" REGISTRY=… ARGS=…
+	@$(PYTHON) deploy/images/build.py --targets "$(TARGETS)" --registry "$(REGISTRY)" --tag "$(TAG)" --args '$(ARGS)'
+
+images-check: setup setup-deploy ## build two images on a base made here, run them on real SGLang as the chart does (as root, 10 minutes)
+	@$(BIN)/python -m tests.images --args '$(ARGS)'
 
 fmt: setup ## format code and protos
 	@ruff format .

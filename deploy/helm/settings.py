@@ -1,14 +1,12 @@
-"""Writes the chart's lists of settings by role, and of SGLang's arguments, below files/.
+"""Writes the chart's lists of settings by role, below files/.
 
 settings.json has those of the role's service, with types; removed.json those that it once had, and
-what to write instead; sglang.json the arguments of SGLang for text and vectors, and those that
-Millstream sets. So the chart refuses a wrong one when it is rendered, not when a pod starts.
+what to write instead. So the chart refuses a wrong one when it is rendered, not when a pod starts.
 `--check` only compares.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -21,7 +19,6 @@ from millstream_server.diffusion.worker.launch import KindSettings
 from millstream_server.diffusion.worker.text import TextDiffusionSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
-from millstream_server.engines.sglang import arguments
 from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings.declare import removed
@@ -64,25 +61,7 @@ def texts() -> dict[Path, str]:
     return {
         FILES / "settings.json": _text(settings_of),
         FILES / "removed.json": _text(removed),
-        FILES / "sglang.json": json.dumps(sglang(), indent=1, sort_keys=True) + "\n",
     }
-
-
-def sglang() -> dict[str, Any]:
-    """Return the names of SGLang's arguments, and by kind of engine why some can't be set."""
-    known = {"text": arguments.GENERATION, "vectors": arguments.VECTORS}
-    parser = argparse.ArgumentParser(add_help=False)
-    arguments.server_arguments("cpu", {}).add_to(parser)
-    dests = {
-        option.removeprefix("--").replace("-", "_"): action.dest
-        for action in parser._actions  # noqa: SLF001 - argparse has no other list
-        for option in (*action.option_strings, action.dest)
-    }
-    managed = {
-        kind: {name: why[dest] for name, dest in dests.items() if dest in why}
-        for kind, why in known.items()
-    }
-    return {"names": sorted(dests), **managed}
 
 
 def _text(of: Callable[[type[Any]], Mapping[str, Any]]) -> str:

@@ -63,7 +63,11 @@ def workloads(manifests: Sequence[Manifest]) -> set[tuple[str, str]]:
         {"discovery": {"kind": "endpointslices"}, "networkPolicy": {"enabled": False}},
         {"security": {"apiKeys": {"enabled": True}}},
         {"security": {"tls": {"enabled": True, "existingSecret": "certificates"}}},
-        {"processor": {"service": {"type": "LoadBalancer", "port": 443}}},
+        {
+            "processor": {"service": {"type": "LoadBalancer", "port": 443}},
+            "networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+        },
+        {"commonLabels": {"team": "a"}, "commonAnnotations": {"example.com/cost": "42"}},
     ],
     ids=str,
 )

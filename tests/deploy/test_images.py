@@ -7,13 +7,15 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 import tomllib
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pip
 import pytest
+import yaml
 
 from tests.support.deploy.deploy_tools import ROOT, Manifest, tool
 from tests.support.deploy.kube_rules import workloads
@@ -197,3 +199,76 @@ def test_the_chart_runs_what_is_in_the_images(render: Callable[..., list[Manifes
             assert importlib.util.find_spec(f"{words[1]}.__main__"), words
         else:
             assert program == "millstream"
+
+
+def _program(folder: Path, name: str, code: int) -> None:
+    """Make a program that notes its arguments."""
+    program = folder / name
+    program.write_text(f'#!/bin/sh\necho "{name} $*" >> "{folder}/ran"\nexit {code}\n')
+    program.chmod(0o755)
+
+
+def test_make_images_takes_the_builder_that_works_and_prints_the_charts_values(
+    tmp_path: Path, render: Callable[..., list[Manifest]]
+) -> None:
+    _program(tmp_path, "docker", 1)  # without its daemon
+    _program(tmp_path, "buildah", 0)
+    asked = ["--targets", "processor worker-vllm", "--registry", "reg.example/llm", "--tag", "7"]
+    done = subprocess.run(
+        [sys.executable, IMAGES / "build.py", *asked, "--args", "--build-arg A='b c'"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(tmp_path)},
+    )
+    ran = (tmp_path / "ran").read_text().splitlines()
+    assert ran[:2] == ["docker info", "buildah info"]
+    for line, target in zip(ran[2:], ("processor", "worker-vllm"), strict=True):
+        assert line.startswith("buildah build --format docker -f ")
+        name = f"reg.example/llm/millstream-{target}:7"
+        assert f"--target {target} -t {name} --build-arg A=b c " in line
+    printed = yaml.safe_load(done.stdout.partition("-f:\n\n")[2])
+    images = {
+        container["image"]
+        for _, template in workloads(render("vllm", values=printed))
+        for container in template["spec"]["containers"]
+    }
+    ours = {f"reg.example/llm/millstream-{name}:7" for name in ("processor", "worker-vllm")}
+    assert {image for image in images if not image.startswith("ghcr.io")} == ours
+
+
+@pytest.mark.parametrize(
+    ("found", "targets", "sentence"),
+    [
+        (("docker",), "processor", "none of docker, podman, buildah works here"),
+        ((), "worker-gpu", "there is no target worker-gpu; there are processor, worker,"),
+    ],
+)
+def test_make_images_says_what_it_lacks(
+    found: Sequence[str], targets: str, sentence: str, tmp_path: Path
+) -> None:
+    for name in found:
+        _program(tmp_path, name, 1)
+    done = subprocess.run(
+        [sys.executable, IMAGES / "build.py", "--targets", targets],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(tmp_path)},
+    )
+    assert (done.returncode, sentence in done.stderr) == (1, True), done.stderr
+
+
+def test_every_target_has_a_place_in_the_charts_values() -> None:
+    listed = re.findall(r"^#   docker build .* --target (\S+)", DOCKERFILE, re.MULTILINE)
+    code = (IMAGES / "build.py").read_text(encoding="utf-8")
+    places = code.partition("\nVALUES = {")[2].partition("}")[0]
+    assert re.findall(r'"([\w-]+)":', places) == listed
+    assert [target for target in listed if not _stage(target)] == []
+
+
+def test_images_on_a_cpu_choose_pytorch_as_setup_does() -> None:
+    for target, flags in (("worker-cpu", ""), ("worker-vllm-cpu", " --vllm")):
+        stage = _stage(f"{target}-build")
+        assert f"install.py --torch{flags} > " in stage
+        assert "ARG PIP_INDEX_URL" in stage

@@ -227,6 +227,36 @@ def test_decode_workers_reach_a_port_per_copy_of_vllm(render: Render) -> None:
         assert not allowed(policies, ours["processor", "main"], prefill, port)
 
 
+@pytest.mark.parametrize("port", [32768, 50052, 60999])
+def test_vllms_push_reaches_decode_on_any_port_that_a_kernel_gives(
+    port: int, render: Render
+) -> None:
+    manifests = render("vllm")
+    policies = objects(manifests, "NetworkPolicy")
+    ours = {(role(end), end.labels.get("millstream.io/pool")): end for end in pods(manifests)}
+    decode = ours["decode", "vllm"]
+    assert allowed(policies, ours["prefill", "vllm"], decode, port)
+    assert not allowed(policies, ours["processor", "main"], decode, port)
+
+
+@pytest.mark.parametrize("policy", ["Local", "Cluster"])
+def test_what_the_load_balancer_lets_in_reaches_the_processor(policy: str, render: Render) -> None:
+    service = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": policy,
+        "loadBalancerSourceRanges": ["140.82.0.0/16"],
+    }
+    nodes = [{"ipBlock": {"cidr": "10.9.0.0/16"}}]
+    values = {"processor": {"service": service}, "networkPolicy": {"clients": nodes}}
+    manifests = render(values=merged(VALUES, values))
+    policies = objects(manifests, "NetworkPolicy")
+    (processor,) = (end for end in pods(manifests) if role(end) == "processor")
+    # Else it would come with the address of a node.
+    local = policy == "Local"
+    assert allowed(policies, End("out", "140.82.121.3"), processor, GRPC) is local
+    assert allowed(policies, End("a node", "10.9.1.1"), processor, GRPC)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

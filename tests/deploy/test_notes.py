@@ -53,6 +53,13 @@ def test_pools_are_listed_with_their_gpus(helm4: Helm) -> None:
     assert "decode     rel-millstream-decode-main   demo\n" in notes
 
 
+def test_a_download_whose_size_nobody_knows_is_named(helm4: Helm) -> None:
+    sets = ("models.big.uri=hf://org/big", "decode.pools.main.model=big")
+    sentence = "models.big has no size: its files go to the nodes' disks"
+    assert sentence in _install(helm4, sets, "single-gpu")[0]
+    assert sentence not in _install(helm4, (*sets, "models.big.size=9Gi"), "single-gpu")[0]
+
+
 @pytest.mark.parametrize("sets", [PLAIN, SECURED], ids=["plain", "secured"])
 def test_the_chat_command_is_one_that_there_is(helm4: Helm, sets: tuple[str, ...]) -> None:
     notes, _ = _install(helm4, sets)

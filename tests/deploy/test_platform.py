@@ -55,13 +55,34 @@ def test_a_pool_takes_all_of_it(
     assert container["envFrom"] == EVERYTHING["envFrom"]
 
 
-def test_common_labels_are_on_every_object_and_pod(render: Render) -> None:
-    manifests = render("all", values={"commonLabels": {"cost-center": "42"}})
+def test_common_labels_and_annotations_are_on_every_object_and_pod(render: Render) -> None:
+    common = {"commonLabels": {"team": "a"}, "commonAnnotations": {"example.com/cost": "42"}}
+    own = {"labels": {"team": "b"}, "podLabels": {"team": "c"}, "podAnnotations": {"note": "x"}}
+    manifests = render("all", values={**common, "decode": own})
     found = [*manifests, *(template for _, template in workloads(manifests))]
-    assert [one for one in found if one["metadata"]["labels"].get("cost-center") != "42"] == []
+    found += [
+        {"metadata": one["spec"]["secretTemplate"]} for one in objects(manifests, "Certificate")
+    ]
+    for one in found:
+        assert one["metadata"]["annotations"]["example.com/cost"] == "42", one["metadata"]
+        assert "team" in one["metadata"]["labels"], one["metadata"]
+    pool = pool_of(manifests, "decode", "small")
+    assert pool.workload["metadata"]["labels"]["team"] == "b"
+    assert pool.template["metadata"]["labels"]["team"] == "c"
+    assert pool.template["metadata"]["annotations"]["note"] == "x"
     # Selectors can't change, so none has it.
     for deployment in objects(manifests, "Deployment"):
-        assert "cost-center" not in deployment["spec"]["selector"]["matchLabels"]
+        assert "team" not in deployment["spec"]["selector"]["matchLabels"]
+
+
+def test_an_ephemeral_claim_has_the_common_labels(render: Render) -> None:
+    model = {"qwen": {"storageClass": "ssd", "size": "9Gi"}}
+    values = {"models": model, "commonLabels": {"team": "a"}}
+    pool = pool_of(render("single-gpu", values=values), "decode")
+    (claim,) = (
+        v["ephemeral"]["volumeClaimTemplate"] for v in pool.pod["volumes"] if "ephemeral" in v
+    )
+    assert claim["metadata"]["labels"] == {"team": "a"}
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        "prefill.pools.main.settings.kv_connector is push, and no decode pool of model llama has",
+        {
+            **decode(settings={"engine": "vllm", "kv_connector": "pull"}),
+            "prefill": role(model="llama", settings={"engine": "vllm"}),
+        },
+    ),
+    (
         "encode.pools.main: model llama has encode workers, and no decode workers",
         {"models": MODELS, "encode": role(model="llama")},
     ),
@@ -193,6 +200,36 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "engineArgs.max_total_tokens can't be set here: set decode.pools.main.settings.max_total_",
         decode(engineArgs={"max_total_tokens": 8}),
     ),
+    (
+        "decode.pools.main.engineArgs.gpu_memory: vLLM has no such argument",
+        decode(engineArgs={"gpu_memory": 0.8}, settings={"engine": "vllm"}),
+    ),
+    (
+        "engineArgs.max-model-len can't be set here: set decode.pools.main.settings.context_len",
+        decode(engineArgs={"max-model-len": 8}, settings={"engine": "vllm"}),
+    ),
+    (
+        "embedding.pools.main.engineArgs.step_s: the simulated engine has no such argument",
+        {
+            "models": MODELS,
+            "embedding": role(
+                model="llama", settings={"engine": "simulated"}, engineArgs={"step_s": 1}
+            ),
+        },
+    ),
+    (
+        "engineArgs.webui can't be set here: SGLang's HTTP server isn't started",
+        {
+            "models": MODELS,
+            "diffusion": role(
+                model="llama", settings={"engine": "sglang"}, engineArgs={"webui": True}
+            ),
+        },
+    ),
+    (
+        "the engine diffusers takes no arguments of its own in a pool of role diffusion",
+        {"models": MODELS, "diffusion": role(model="llama", engineArgs={"tp_size": 1, "a": 1})},
+    ),
     # ---- what the API server would refuse, after half of the release is installed
     ("additional properties 'nodeAfinity' not allowed", decode(affinity={"nodeAfinity": {}})),
     ("additional properties 'efect' not allowed", decode(tolerations=[{"efect": "NoSchedule"}])),
@@ -209,6 +246,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(resources={"requests": {"memory": "64Gi"}, "limits": {"memory": "32G"}}),
     ),
     (
+        "requests.ephemeral-storage is 40Gi and limits.ephemeral-storage is 8Gi; a limit can't",
+        {
+            **decode(resources={"limits": {"ephemeral-storage": "8Gi"}}),
+            "models": {"llama": {"uri": "hf://o/l", "size": "40Gi"}},
+        },
+    ),
+    (
         "helmTest.resources: requests.cpu is 500m and limits.cpu is 0.4; a limit can't be below",
         {
             **decode(),
@@ -222,6 +266,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "commonLabels: app.kubernetes.io/name is the chart's own",
         {**decode(), "commonLabels": {"app.kubernetes.io/name": "x"}},
+    ),
+    (
+        "commonAnnotations: helm.sh/hook has a meaning of its own on each object",
+        {**decode(), "commonAnnotations": {"helm.sh/hook": "test"}},
     ),
     (
         "decode.pools.main.extraVolumes: shm is the name of a volume of the chart's own",
@@ -242,6 +290,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "processor.service.loadBalancerClass is set, and the type is NodePort",
         {**decode(), "processor": {"service": {"type": "NodePort", "loadBalancerClass": "x"}}},
+    ),
+    (
+        "processor.service.type is NodePort, and networkPolicy.clients lets no addresses in, only",
+        {**decode(), "processor": {"service": {"type": "NodePort"}}},
     ),
     (
         "decode.pools.main.podAnnotations: checksum/config is the chart's own",

@@ -52,6 +52,23 @@ def test_the_cpu_build_that_pip_finds_is_taken_and_the_index_not_asked(found: ob
     assert "which pip finds as configured" in choice.sentence
 
 
+@pytest.mark.parametrize(
+    ("build", "lines"),
+    [(CPU, ["torch===2.13.0+cpu"]), (CUDA, ["torch===2.13.0", "nvidia-cudnn-cu13==9.20.0.48"])],
+)
+def test_images_install_the_same_choice(
+    build: object, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "choose_torch", lambda _: script.Choice(build, "…"))
+    found = script.torch_requirements(script.SGLANG).split()
+    assert found[0] == lines[0]
+    assert set(lines) <= set(found)
+    assert (len(found) > 1) is (build == CUDA)
+    if build == CUDA:
+        with pytest.raises(script.InstallError, match="the CUDA build of PyTorch only"):
+            script.torch_requirements(script.VLLM)
+
+
 def test_else_the_one_on_pytorchs_index() -> None:
     choice = script.choose(CUDA, lambda: CPU)
     assert choice.build == CPU

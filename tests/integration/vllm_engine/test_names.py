@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.vllm import names
 
 pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).parents[3]
 
 _FIELDS = {
     "vllm.v1.engine.EngineCoreRequest": {
@@ -75,6 +79,12 @@ def test_the_fields_we_use_are_there() -> None:
         there = getattr(cls, "__struct_fields__", None) or cls.__dataclass_fields__
         lacking += [f"{path}.{name}" for name in sorted(wanted - set(there))]
     assert lacking == []
+
+
+def test_the_chart_knows_the_engines_arguments() -> None:
+    command = [sys.executable, "deploy/helm/engine_arguments.py", "--vllm", "--check"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_engines_own_arguments_are_read() -> None:

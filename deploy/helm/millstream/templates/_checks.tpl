@@ -21,15 +21,14 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- $workers := 0 -}}
 {{- $known := .Files.Get "files/settings.json" | fromJson -}}
 {{- $removed := .Files.Get "files/removed.json" | fromJson -}}
-{{- $sglang := .Files.Get "files/sglang.json" | fromJson -}}
 {{- range $pool := $pools -}}
-{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed "sglang" $sglang -}}
+{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed -}}
 {{- if has $pool.fullname $names }}
 {{ $pool.path }}: the name {{ $pool.fullname }} is another pool's too; rename this pool
 {{- end -}}
 {{- $names = append $names $pool.fullname -}}
 {{- include "millstream.checkPoolSettings" $about -}}
-{{- include "millstream.checkResources" (list (printf "%s.resources" $pool.path) $pool.resources) -}}
+{{- include "millstream.checkResources" (list (printf "%s.resources" $pool.path) (include "millstream.resources" $about | fromYaml)) -}}
 {{- include "millstream.checkPodLabels" $about -}}
 {{- if $pool.worker -}}
 {{- $workers = add1 $workers -}}
@@ -197,6 +196,14 @@ that it once had. */}}
 {{- $abilities = append $abilities (has .role (list "encode" "prefill" "decode") | ternary "chats" .role) -}}
 {{- end -}}
 {{- end -}}
+{{- if or (eq $pool.role "prefill") (and (eq $pool.role "decode") (eq (include "millstream.mode" .) "disaggregated")) -}}
+{{- $other := eq $pool.role "prefill" | ternary "decode" "prefill" -}}
+{{- $partner := dict "root" .root "role" $other "model" $pool.model "engine" $engine -}}
+{{- $connector := include "millstream.connector" . -}}
+{{- if and (include "millstream.hasPool" $partner) (not (include "millstream.hasPool" (merge (dict "connector" $connector) $partner))) }}
+{{ $pool.path }}.settings.kv_connector is {{ $connector }}, and no {{ $other }} pool of model {{ $pool.model }} has the same, so its workers would never be paired; set the same in both
+{{- end -}}
+{{- end -}}
 {{- if and (eq $pool.role "prefill") (not (has "disaggregated" $takers)) }}
 {{ $pool.path }}: model {{ $pool.model }} has prefill workers, and no decode workers that take their KV cache; add a pool to `decode` with this model and settings.engine {{ $engine }} (and enabled: true), or set prefill.enabled=false
 {{- end -}}
@@ -208,90 +215,6 @@ that it once had. */}}
 {{- end -}}
 {{- if gt (len (uniq $abilities)) 1 }}
 model {{ $pool.model }} is used by pools for {{ $abilities | uniq | sortAlpha | join " and for " }}, and a model does one of them; add a second entry to `models` with the same uri
-{{- end -}}
-{{- end -}}
-
-{{- define "millstream.checkEngine" -}}
-{{- $pool := .pool -}}
-{{- $model := index .root.Values.models $pool.model -}}
-{{- $sizes := dict "tp_size" "tensor" "pp_size" "pipeline" "dp_size" "data" "attn_dp_size" "attentionData" "enable_dp_attention" "attentionData"
-  "nnodes" "nodes" "tensor_parallel_size" "tensor" "pipeline_parallel_size" "pipeline" "data_parallel_size" "data" "node_rank" "nodes" "dist_init_addr" "nodes" -}}
-{{- range $name, $_ := $pool.engineArgs -}}
-{{- $flag := $name | replace "-" "_" -}}
-{{- if hasKey $sizes $flag }}
-{{ $pool.path }}.engineArgs.{{ $name }} can't be set here, since GPUs and nodes are computed from it; set {{ $pool.path }}.parallelism.{{ index $sizes $flag }}
-{{- else if and (eq (include "millstream.engine" $) "sglang") (ne $pool.role "encode") (not (include "millstream.makesMedia" $)) -}}
-{{- $managed := index $.sglang (eq $pool.role "embedding" | ternary "vectors" "text") -}}
-{{- if not (has $flag $.sglang.names) }}
-{{ $pool.path }}.engineArgs.{{ $name }}: SGLang has no such argument; `python -m sglang.launch_server --help` lists them
-{{- else if hasKey $managed $flag -}}
-{{- $why := index $managed $flag }}
-{{ $pool.path }}.engineArgs.{{ $name }} can't be set here: {{ regexMatch "^--[a-z-]+$" $why | ternary (printf "set %s.settings.%s" $pool.path ($why | trimPrefix "--" | replace "-" "_")) $why }}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-{{- $simulated := eq (include "millstream.engine" .) "simulated" -}}
-{{- if and (not $model.uri) (not $simulated) }}
-models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set it, such as hf://org/name (only settings.engine=simulated runs without)
-{{- end -}}
-{{- if and (eq $pool.role "diffusion") (eq ($pool.settings.kind | default "image") "text") (not $simulated) (not $pool.settings.dllm_algorithm) }}
-{{ $pool.path }}.settings.kind is text, which needs settings.dllm_algorithm: how the model's blocks are denoised, such as LowConfidence
-{{- end -}}
-{{- if and $pool.groups.exclusive (not $pool.groups.topologyKey) }}
-{{ $pool.path }}.groups.exclusive is true, and topologyKey is empty; name the label of nodes that says where a group fits, such as topology.kubernetes.io/zone
-{{- end -}}
-{{- if and (gt (int $pool.parallelism.nodes) 1) (not (.root.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1")) }}
-{{ $pool.path }}.parallelism.nodes is {{ int $pool.parallelism.nodes }}, and the cluster has no LeaderWorkerSet; install it (https://lws.sigs.k8s.io), or set nodes to 1. To render without a cluster add --api-versions leaderworkerset.x-k8s.io/v1
-{{- end -}}
-{{- end -}}
-
-{{/* Counts of GPUs that no engine can use. */}}
-{{- define "millstream.checkGpus" -}}
-{{- $pool := .pool -}}
-{{- $path := printf "%s.parallelism" $pool.path -}}
-{{- $tensor := int $pool.parallelism.tensor -}}{{- $pipeline := int $pool.parallelism.pipeline -}}
-{{- $data := int $pool.parallelism.data -}}{{- $nodes := int $pool.parallelism.nodes -}}
-{{- $total := include "millstream.gpus" . | int -}}
-{{- if mod $tensor (int $pool.parallelism.attentionData) }}
-{{ $path }}.attentionData is {{ int $pool.parallelism.attentionData }}, which doesn't divide tensor, {{ $tensor }}; the groups of data-parallel attention share the GPUs of tensor parallelism
-{{- end -}}
-{{- if mod (mul $tensor $pipeline) $nodes }}
-{{ $path }}: tensor {{ $tensor }} x pipeline {{ $pipeline }} can't be spread evenly over {{ $nodes }} nodes; make their product a multiple of {{ $nodes }}, or change nodes
-{{- end -}}
-{{- if and (gt $data 1) (gt $nodes 1) }}
-{{ $path }}: SGLang runs no copies (data {{ $data }}) of a model that spans nodes ({{ $nodes }}); set data to 1 and raise replicas, or use attentionData
-{{- end -}}
-{{- if and (gt $data 1) (eq $pool.role "embedding") }}
-{{ $path }}.data is {{ $data }}, and embedding workers run one copy; raise replicas instead
-{{- end -}}
-{{- if and (eq $pool.role "encode") (gt (mul $tensor $pipeline $data $nodes) 1) }}
-{{ $path }}: an encode worker runs on one GPU; remove it and raise replicas
-{{- end -}}
-{{- if and (include "millstream.makesMedia" .) (gt (mul $pipeline $data $nodes) 1) }}
-{{ $path }}: images and videos know tensor parallelism only; set pipeline, data and nodes to 1
-{{- end -}}
-{{- if and (include "millstream.makesMedia" .) (gt $tensor 1) (ne (include "millstream.engine" .) "sglang") }}
-{{ $path }}.tensor is {{ $tensor }}, and the engine {{ include "millstream.engine" . }} uses one GPU; set settings.engine to sglang, or tensor to 1
-{{- end -}}
-{{- if and (eq (include "millstream.engine" .) "vllm") (or (gt $nodes 1) (gt (int $pool.parallelism.attentionData) 1)) }}
-{{ $path }}: a vLLM worker is on one node, and has no attentionData; set nodes and attentionData to 1
-{{- end -}}
-{{- range $path, $resource := dict "gpu.resource" $pool.gpu.resource "rdma.resource" $pool.rdma.resource -}}
-{{- if and $resource (not (contains "/" $resource)) }}
-{{ $pool.path }}.{{ $path }} is {{ $resource }}, which isn't the name of a device; name it as the nodes do, such as nvidia.com/gpu
-{{- end -}}
-{{- end -}}
-{{- $perNode := div $total $nodes -}}
-{{- if and $pool.gpu.perNode (ne (int $pool.gpu.perNode) (int $perNode)) }}
-{{ $pool.path }}.gpu.perNode is {{ int $pool.gpu.perNode }}, but tensor {{ $tensor }} x pipeline {{ $pipeline }} x data {{ $data }} on {{ $nodes }} node(s) needs {{ $perNode }} per node{{ if not $pool.gpu.resource }} and gpu.resource is empty{{ end }}; remove perNode, or change `parallelism`
-{{- end -}}
-{{- if and (contains "/mig-" $pool.gpu.resource) (gt $perNode 1) }}
-{{ $pool.path }}: {{ $perNode }} instances of {{ $pool.gpu.resource }} can't run one engine, since MIG instances don't communicate; use whole GPUs (nvidia.com/gpu), or one instance
-{{- end -}}
-{{- range $kind := list "requests" "limits" -}}
-{{- if and $pool.gpu.resource (hasKey (index $pool.resources $kind | default dict) $pool.gpu.resource) }}
-{{ $pool.path }}.resources.{{ $kind }}: the number of {{ $pool.gpu.resource }} is computed; remove it, or change `parallelism`
-{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -353,6 +276,11 @@ models.{{ $.key }}.accessModes is {{ $modes }}, and its claim has {{ join ", " .
 
 {{- define "millstream.checkDownloads" -}}
 {{- include "millstream.checkLabels" (list "commonLabels" .Values.commonLabels) -}}
+{{- range $name, $_ := .Values.commonAnnotations -}}
+{{- if regexMatch "^((meta\\.)?helm\\.sh/|leaderworkerset\\.sigs\\.k8s\\.io/|checksum/config$|kubectl\\.kubernetes\\.io/default-container$)" $name }}
+commonAnnotations: {{ $name }} has a meaning of its own on each object; set it where it belongs, such as `annotations` of a pool
+{{- end -}}
+{{- end -}}
 {{- include "millstream.checkResources" (list "downloads.resources" .Values.downloads.resources) -}}
 {{- include "millstream.checkResources" (list "helmTest.resources" .Values.helmTest.resources) -}}
 {{- if and .Values.downloads.imageVolumes (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) }}
@@ -404,6 +332,9 @@ security.tls.clientCaSecret and allowedClients need security.tls.requireClientCe
 processor.service.{{ $name }} is set, and the type is ClusterIP; set processor.service.type to NodePort or LoadBalancer, or remove it
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if and (ne $service.type "ClusterIP") .Values.networkPolicy.enabled (not (include "millstream.clientBlocks" .)) }}
+processor.service.type is {{ $service.type }}, and networkPolicy.clients lets no addresses in, only pods; add an ipBlock: with externalTrafficPolicy=Local your clients' addresses (loadBalancerSourceRanges are let in then), else those of the nodes, or of the load balancer
 {{- end -}}
 {{- if ne $service.type "LoadBalancer" -}}
 {{- range $name := list "loadBalancerClass" "loadBalancerSourceRanges" -}}

@@ -68,6 +68,8 @@ engine_args:
 {{- $sizes := dict "tensor" "tp_size" "pipeline" "pp_size" "data" "dp_size" "attentionData" "attn_dp_size" -}}
 {{- if eq (include "millstream.engine" .) "vllm" -}}
 {{- $sizes = dict "tensor" "tensor_parallel_size" "pipeline" "pipeline_parallel_size" "data" "data_parallel_size" -}}
+{{- else if eq (include "millstream.engine" .) "simulated" -}}
+{{- $sizes = dict "data" "dp_size" -}}
 {{- end -}}
 {{- if ne (include "millstream.makesMedia" .) "true" -}}
 {{- range $part, $argument := $sizes -}}
@@ -110,11 +112,12 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 {{- .pool.settings.mode | default (empty $partner | ternary "aggregated" "disaggregated") -}}
 {{- end -}}
 
-{{/* Not empty if the model has a pool of the role; with "engine", one that runs it. Takes (dict "root" $ "role" "prefill" "model" "llama"). */}}
+{{/* Not empty if the model has a pool of the role; with "engine", one that runs it; with "connector", one that hands off so. Takes (dict "root" $ "role" "prefill" "model" "llama"). */}}
 {{- define "millstream.hasPool" -}}
 {{- $wanted := . -}}
 {{- range include "millstream.pools" .root | fromYamlArray -}}
-{{- if and (eq .role $wanted.role) (eq .model $wanted.model) (or (not $wanted.engine) (eq (include "millstream.engine" (dict "pool" .)) $wanted.engine)) -}}true{{- end -}}
+{{- if and (eq .role $wanted.role) (eq .model $wanted.model) (or (not $wanted.engine) (eq (include "millstream.engine" (dict "pool" .)) $wanted.engine))
+  (or (not $wanted.connector) (eq (include "millstream.connector" (dict "pool" .)) $wanted.connector)) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -122,6 +125,11 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 {{- define "millstream.engine" -}}
 {{- $default := and (eq .pool.role "diffusion") (ne (.pool.settings.kind | default "image") "text") | ternary "diffusers" "sglang" -}}
 {{- .pool.settings.engine | default $default -}}
+{{- end -}}
+
+{{/* How a vLLM pool hands its KV cache off, as its setting says; empty for other engines. Takes (dict "pool" $pool). */}}
+{{- define "millstream.connector" -}}
+{{- if eq (include "millstream.engine" .) "vllm" -}}{{- .pool.settings.kv_connector | default "push" -}}{{- end -}}
 {{- end -}}
 
 {{/* On how many ports, from 8998 on, a prefill pod waits for decode pods: SGLang's bootstrap server on one, the side channels of vLLM's

@@ -45,6 +45,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* The metadata of an object: the release's labels and annotations, under its own. Takes (dict "root" $ "name" "…"), and where the
+object has them "namespace", "labels", "annotations". */}}
+{{- define "millstream.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
+{{ include "millstream.tags" . }}
+{{- end -}}
+
+{{/* The part of it that what the cluster makes of an object has too. Takes the same. */}}
+{{- define "millstream.tags" -}}
+labels:
+  {{- merge (dict) (.labels | default dict) (include "millstream.labels" .root | fromYaml) | toYaml | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* What a pool's pods are selected by. Takes (dict "root" $ "pool" $pool). */}}
 {{- define "millstream.selector" -}}
 app.kubernetes.io/name: {{ include "millstream.name" .root | quote }}
@@ -53,9 +71,13 @@ app.kubernetes.io/component: {{ .pool.role }}
 millstream.io/pool: {{ .pool.name | quote }}
 {{- end -}}
 
-{{/* Labels of a pool's objects. Takes (dict "root" $ "pool" $pool). */}}
+{{/* The metadata of a pool's objects but its workload. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.poolMetadata" -}}
+{{- include "millstream.metadata" (dict "root" .root "name" .pool.fullname "labels" (include "millstream.poolLabels" . | fromYaml)) -}}
+{{- end -}}
+
+{{/* Labels of a pool's objects, beside the release's. Takes (dict "root" $ "pool" $pool). */}}
 {{- define "millstream.poolLabels" -}}
-{{ include "millstream.labels" .root }}
 app.kubernetes.io/component: {{ .pool.role }}
 millstream.io/pool: {{ .pool.name | quote }}
 {{- with .pool.model }}

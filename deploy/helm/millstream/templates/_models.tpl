@@ -110,6 +110,11 @@ persistentVolumeClaim: {claimName: {{ include "millstream.claim" (list (index . 
 {{- else if $model.storageClass -}}
 ephemeral:
   volumeClaimTemplate:
+    {{- with (index . 0).Values }}
+    {{- if or .commonLabels .commonAnnotations }}
+    metadata: {{ dict "labels" .commonLabels "annotations" .commonAnnotations | toJson }}
+    {{- end }}
+    {{- end }}
     spec:
       accessModes: {{ $model.accessModes | default (list "ReadWriteOnce") | toJson }}
       storageClassName: {{ $model.storageClass | quote }}

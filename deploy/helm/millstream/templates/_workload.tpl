@@ -8,18 +8,10 @@ Takes (dict "root" $ "pool" $pool).
 apiVersion: {{ $groups | ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" }}
 kind: {{ $groups | ternary "LeaderWorkerSet" "Deployment" }}
 metadata:
-  name: {{ $pool.fullname }}
-  namespace: {{ .root.Release.Namespace | quote }}
-  labels:
-    {{- include "millstream.poolLabels" . | nindent 4 }}
-    {{- with $pool.labels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+  {{- $labels := merge (include "millstream.poolLabels" . | fromYaml) $pool.labels }}
   {{- $exclusive := dict "leaderworkerset.sigs.k8s.io/exclusive-topology" $pool.groups.topologyKey }}
-  {{- with merge (dict) $pool.annotations (and $groups $pool.groups.exclusive | ternary $exclusive dict) }}
-  annotations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- $annotations := merge (dict) $pool.annotations (and $groups $pool.groups.exclusive | ternary $exclusive dict) }}
+  {{- include "millstream.metadata" (dict "root" .root "name" $pool.fullname "labels" $labels "annotations" $annotations) | nindent 2 }}
 spec:
   {{- with include "millstream.replicas" . }}
   replicas: {{ . }}
@@ -66,22 +58,15 @@ spec:
 {{- $pool := .pool -}}
 {{- $parts := include "millstream.modelParts" . | fromYaml -}}
 {{- $secrets := include "millstream.secretMounts" . | fromYaml -}}
+{{- $annotations := dict "kubectl.kubernetes.io/default-container" $pool.role "checksum/config" (include "millstream.settings" . | sha256sum) -}}
+{{- $labels := include "millstream.poolLabels" . | fromYaml -}}
+{{- if and $pool.worker (not .follower) -}}{{- $_ := set $labels "millstream.io/worker" "true" -}}{{- end -}}
 metadata:
   annotations:
-    kubectl.kubernetes.io/default-container: {{ $pool.role }}
-    checksum/config: {{ include "millstream.settings" . | sha256sum }}
-    {{- with $pool.podAnnotations }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- merge $annotations $pool.podAnnotations $root.Values.commonAnnotations | toYaml | nindent 4 }}
   # Without the chart's version: a change of the chart alone must not restart engines.
   labels:
-    {{- omit (include "millstream.poolLabels" . | fromYaml) "helm.sh/chart" | toYaml | nindent 4 }}
-    {{- if and $pool.worker (not .follower) }}
-    millstream.io/worker: "true"
-    {{- end }}
-    {{- with $pool.podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- omit (merge $labels $pool.podLabels (include "millstream.labels" $root | fromYaml)) "helm.sh/chart" | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "millstream.serviceAccount" . | quote }}
   automountServiceAccountToken: {{ and (not $pool.worker) (eq $root.Values.discovery.kind "endpointslices") }}

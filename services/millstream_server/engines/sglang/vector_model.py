@@ -95,7 +95,7 @@ def read_model(
 def suits(path: Path) -> bool:
     """Return whether `read_model` takes a model, or no engine does, as its class isn't named."""
     try:
-        if not _json(path / "config.json").get("architectures"):
+        if not read_config(path / "config.json").get("architectures"):
             return True
         read_model(path)
     except (EngineFailedError, KeyError):

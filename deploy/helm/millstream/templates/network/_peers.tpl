@@ -18,10 +18,7 @@ podSelector:
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
-  name: {{ include "millstream.fit" (list .root (printf "net-%s" .name)) }}
-  namespace: {{ .root.Release.Namespace | quote }}
-  labels:
-    {{- include "millstream.labels" .root | nindent 4 }}
+  {{- include "millstream.metadata" (dict "root" .root "name" (include "millstream.fit" (list .root (printf "net-%s" .name)))) | nindent 2 }}
 spec:
   {{- include "millstream.pods" . | nindent 2 }}
 {{- end -}}
@@ -47,4 +44,20 @@ engine on several nodes, whose torch.distributed, NCCL and Gloo take any. Takes 
 {{- if has "all" .ports }}
 - {protocol: TCP, port: 1, endPort: 65535}
 {{- end }}
+{{- end -}}
+
+{{/* The addresses outside of the cluster that may call the Processor, as peers of a policy: those of networkPolicy.clients, and, where
+they are seen as they are, those that the load balancer lets in. Takes the root context. */}}
+{{- define "millstream.clientBlocks" -}}
+{{- $service := .Values.processor.service -}}
+{{- $blocks := list -}}
+{{- range .Values.networkPolicy.clients -}}
+{{- if .ipBlock -}}{{- $blocks = append $blocks . -}}{{- end -}}
+{{- end -}}
+{{- if eq $service.externalTrafficPolicy "Local" -}}
+{{- range $service.loadBalancerSourceRanges -}}
+{{- $blocks = append $blocks (dict "ipBlock" (dict "cidr" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- with $blocks | uniq -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
