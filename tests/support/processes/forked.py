@@ -1,7 +1,8 @@
 """Start processes by forking them from one that has imported what they need.
 
 `start` gives a process of its own: own id, session, environment, log, signals and exit code. A
-service on simulated engines starts in 50 ms instead of 2 s, one on SGLang in 2 s instead of 15.
+service on simulated engines starts in 50 ms instead of 2 s, one on SGLang or vLLM in seconds instead
+of 15.
 
 Only what a pytest session starts is forked (`tests/conftest.py` calls `begin`). Elsewhere, and
 where a job needs an interpreter of its own, a new one is started.
@@ -24,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-Kind = Literal["services", "sglang"]
+Kind = Literal["services", "sglang", "vllm"]
 Stream = IO[bytes] | int
 # Read when an interpreter or a library starts: too early for a process that is forked.
 _READ_AT_START = ("PYTHONHASHSEED", "PYTHONDEVMODE", "PROMETHEUS_MULTIPROC_DIR")
