@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from millstream_server.control.operations import LoraAdapter
+from millstream_server.engines.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.engines.sglang.config import LORA_MODULES
 from millstream_server.engines.sglang.control.adapters import AdapterLimits, check_adapter
-from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.runtime.errors import InvalidWeightsError
 from tests.support.models.checkpoints import make_adapter
 from tests.support.models.models import make_random_model

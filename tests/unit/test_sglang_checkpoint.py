@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream_server.engines.sglang.control.checkpoint import (
+from millstream_server.engines.checkpoint import (
     check_fits,
     read_checkpoint,
     read_through,

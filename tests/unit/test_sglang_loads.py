@@ -63,7 +63,8 @@ def _engine(reader: SnapshotFile) -> SglangEngine:
     manager = SimpleNamespace(load_snapshot_reader=reader)
     built = cast("BuiltEngine", SimpleNamespace(engine=SimpleNamespace(tokenizer_manager=manager)))
     info = cast("Any", SimpleNamespace(max_running_requests=1))
-    engine._lifetime.started(built, info, KvBlocks(BLOCK_SIZE, 10), lambda _: None)
+    engine._lifetime.blocks = KvBlocks(BLOCK_SIZE, 10)
+    engine._lifetime.started(built, info, lambda _: None)
     return engine
 
 

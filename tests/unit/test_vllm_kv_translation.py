@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millstream_server.engines.sglang.kv_events.translation import UnreadableBatchError
+from millstream_server.engines.kv_translation import UnreadableBatchError
 from millstream_server.engines.vllm.kv_translation import Translation
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
 from millstream_server.kv_cache.hashing import Namespace, block_hashes

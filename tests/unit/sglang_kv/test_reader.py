@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from millstream_server.engines.sglang.kv_events.rank_reader import BatchOrder, RankReader
+from millstream_server.engines.kv_reader import BatchOrder, RankReader
 from millstream_server.engines.sglang.kv_events.translation import Translation
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
@@ -104,7 +104,9 @@ async def _following(tmp_path: Path, ring: int = 100) -> AsyncIterator[tuple[Pub
     view = KvView()
     events, replay = f"ipc://{tmp_path}/tcp-events:0", f"ipc://{tmp_path}/tcp-replay:0"
     with zmq.Context() as context:
-        reader = RankReader(context, events, replay, lambda found: view.changed(0, found))
+        reader = RankReader(
+            context, events, replay, lambda found: view.changed(0, found), Translation()
+        )
         publisher = Publisher(context, events, replay, ring)
         try:
             publisher.publish(_CLEARED)
@@ -176,7 +178,9 @@ async def test_ranks_without_replay_go_on_after_a_gap(tmp_path: Path) -> None:
     view = KvView()
     events = f"ipc://{tmp_path}/tcp-events:0"
     with zmq.Context() as context:
-        reader = RankReader(context, events, "", lambda found: view.changed(0, found))
+        reader = RankReader(
+            context, events, "", lambda found: view.changed(0, found), Translation()
+        )
         pub = context.socket(zmq.PUB)
         pub.connect(events)
         number = 4

@@ -64,9 +64,9 @@ class SglangEmbedder:
         built = await self._lifetime.start(with_ability(self._config, model))
         self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
         size = int(built.server_args.get("page_size") or 1)
-        blocks = KvBlocks(size, built.total_tokens // size)
+        blocks = self._lifetime.blocks = KvBlocks(size, built.total_tokens // size)
         info = _describe(built, model, blocks, await running_limit(built))
-        self._lifetime.started(built, info, blocks, on_failure)
+        self._lifetime.started(built, info, on_failure)
         return info
 
     async def warm_up(self) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.control.operations import NO_CONTROLS
+from millstream_server.engines.model_loading import WeightsProgress
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.operations import make_controls
@@ -27,7 +28,6 @@ from millstream_server.engines.sglang.dllm import BlockBudget, check_model
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import KvBlocks, RankProgress
-from millstream_server.engines.sglang.model_loading import WeightsProgress
 from millstream_server.engines.sglang.requests.runs import Run, Runs
 from millstream_server.engines.sglang.requests.translate import generate_arguments
 from millstream_server.generation.generator import GeneratorInfo
@@ -85,8 +85,8 @@ class SglangEngine:
         )
         if self._config.role is Role.DIFFUSION:
             self._runs.blocks = BlockBudget(built.total_tokens, info.block_size)
-        blocks = KvBlocks(info.block_size, info.total_blocks)
-        self._lifetime.started(built, info, blocks, on_failure)
+        self._lifetime.blocks = KvBlocks(info.block_size, info.total_blocks)
+        self._lifetime.started(built, info, on_failure)
         self._runs.start(built)
         self.controls = await make_controls(
             ControlledEngine(self._config, built, info, self._runs, self._lifetime, self._kv)

@@ -6,18 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from prometheus_client.core import Metric
 
-from millstream_server.control.engine import EngineInfo, EngineLoad, Role
+from millstream_server.control.engine import EngineLoad, Role
+from millstream_server.engines.lifetime import EngineLifetime, InfoT
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import with_media_model
 from millstream_server.engines.sglang.kv_events.feed import with_publisher
 from millstream_server.engines.sglang.launch import BuiltEngine, EngineThread
 from millstream_server.engines.sglang.loads import KvBlocks, LoadReader, RankProgress
 from millstream_server.engines.sglang.metrics import collect
-from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
 
 
@@ -88,10 +89,8 @@ class ProcessWatch:
 
 log = get_log(__name__)
 
-InfoT = TypeVar("InfoT", bound=EngineInfo)
 
-
-class SglangLifetime(Generic[InfoT]):
+class SglangLifetime(EngineLifetime[BuiltEngine, InfoT]):
     """Starts SGLang, notices its death, says how busy it is, and stops it.
 
     Order of calls: `start`, `started`, the others, `close`. `close` may be called twice and after a
@@ -101,20 +100,14 @@ class SglangLifetime(Generic[InfoT]):
 
     def __init__(self, fail_all: Callable[[str], None], progress: RankProgress) -> None:
         """``fail_all`` is called once at the end, with why: it ends what is open."""
-        self.failure = ""
-        """Why the engine doesn't work any more; empty: it does, or has not started."""
-        self.ended = asyncio.Event()
-        """Set when there is such a failure."""
-        self._fail_all = fail_all
+        super().__init__("SGLang", fail_all)
+        self.blocks = KvBlocks(1, 0)
+        """How the KV cache is divided; the engine sets it before `started`."""
         self._progress = progress
         self._loads = LoadReader()
-        self._running: tuple[BuiltEngine, InfoT] | None = None
-        self._blocks = KvBlocks(1, 0)
         self._thread = EngineThread()
         self._watch = ProcessWatch(self.lose)
         self._responses: asyncio.Task[None] | None = None
-        self._on_failure: Callable[[ServingError], None] | None = None
-        self._closed = False
 
     async def start(self, config: SglangEngineConfig) -> BuiltEngine:
         """Load the model in a thread of its own."""
@@ -125,35 +118,14 @@ class SglangLifetime(Generic[InfoT]):
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         return built
 
-    def started(
-        self,
-        built: BuiltEngine,
-        info: InfoT,
-        blocks: KvBlocks,
-        on_failure: Callable[[ServingError], None],
-    ) -> None:
-        """Report a later death to ``on_failure``, once."""
-        if self.failure:
-            raise EngineFailedError(self.failure)
-        self._running, self._blocks = (built, info), blocks
-        self._on_failure = on_failure
-
-    def ready(self) -> tuple[BuiltEngine, InfoT]:
-        """Return the running engine, and what its worker tells its callers."""
-        if self.failure:
-            raise EngineFailedError(self.failure)
-        if self._running is None:
-            raise EngineFailedError("The engine has not started.")
-        return self._running
-
     async def load(self, open_requests: int, *, may_wake: bool = True) -> EngineLoad:
         manager = self.ready()[0].engine.tokenizer_manager
         return await self._loads.read(
-            manager, self._blocks, open_requests=open_requests, may_wake=may_wake
+            manager, self.blocks, open_requests=open_requests, may_wake=may_wake
         )
 
     def metrics(self) -> Iterable[Metric]:
-        return () if self._running is None else collect(self._blocks)
+        return () if self._running is None else collect(self.blocks)
 
     def _receive_responses(self, manager: Any) -> None:
         """Run SGLang's response loop ourselves.
@@ -170,26 +142,10 @@ class SglangLifetime(Generic[InfoT]):
             log.error("SGLang's response loop ended", error=task.exception())
             self.lose("its response loop ended")
 
-    def lose(self, what: str) -> None:
-        """Fail everything: a part of SGLang is gone, or unfit to go on."""
-        if self._closed or self.failure:
-            return
-        log.error("SGLang is lost", reason=what)
-        self._fail("The engine behind this worker died.")
-        if self._on_failure is not None:
-            self._on_failure(EngineFailedError(self.failure))
-
-    def _fail(self, message: str) -> None:
-        self.failure = message
-        self.ended.set()
-        self._fail_all(message)
-
     async def close(self, tasks: Callable[[], Iterable[asyncio.Task[Any]]]) -> None:
         """Stop SGLang's processes, also while they start; wait for ``tasks`` before that."""
-        if self._closed:
+        if not self._ended():
             return
-        self._closed = True
-        self._fail("The worker's engine was closed.")
         waiting = set(tasks())
         if self._responses is not None:
             self._responses.cancel()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-import threading
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,22 +26,26 @@ from millstream_server.control.operations import (
     Progress,
     WeightSource,
 )
-from millstream_server.engines.sglang.control.checkpoint import (
+from millstream_server.engines.checkpoint import (
     Checkpoint,
-    check_fits,
+    adapter_tensors,
     read_checkpoint,
     read_json,
-    read_through,
 )
-from millstream_server.engines.sglang.control.operations import measure
+from millstream_server.engines.operations import (
+    check_disk,
+    check_files,
+    measure,
+    refuse_open,
+    until_flushed,
+)
 from millstream_server.engines.vllm.config import VllmEngineConfig
 from millstream_server.engines.vllm.kv_feed import LOAD_MARK, KvFeed
 from millstream_server.engines.vllm.launch import BuiltEngine
+from millstream_server.engines.vllm.lifetime import VllmLifetime
 from millstream_server.engines.vllm.runs import Runs
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.model_files.weights import BadSafetensorsError, read_header
 from millstream_server.runtime.errors import (
-    EngineBusyError,
     EngineFailedError,
     InternalError,
     InvalidWeightsError,
@@ -67,8 +70,7 @@ class Core:
     info: GeneratorInfo
     runs: Runs
     kv: KvFeed
-    lost: asyncio.Event
-    """Set when vLLM has ended."""
+    lifetime: VllmLifetime[GeneratorInfo]
 
     @property
     def client(self) -> Any:
@@ -81,16 +83,7 @@ class Core:
         Raises:
             EngineFailedError: vLLM has ended.
         """
-        task = asyncio.ensure_future(call)
-        lost = asyncio.ensure_future(self.lost.wait())
-        try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            lost.cancel()
-        if not task.done():
-            task.cancel()
-            raise EngineFailedError("The engine behind this worker died.")
-        return task.result()
+        return await self.lifetime.answer(asyncio.ensure_future(call))
 
     async def flush_cache(self) -> None:
         """See `control.operations.CacheControl`; what media left is emptied, too.
@@ -98,18 +91,8 @@ class Core:
         Raises:
             EngineBusyError: requests are open, or blocks are kept for decode.
         """
-        if count := len(self.runs):
-            raise EngineBusyError(
-                f"The engine has {count} requests; it must be idle for this. Wait until they have "
-                "ended, or take the worker out of service first."
-            )
-        limit_s = asyncio.get_running_loop().time() + _IDLE_LIMIT_S
-        while not await self.call(self.client.reset_prefix_cache_async()):
-            if asyncio.get_running_loop().time() > limit_s:
-                raise EngineBusyError(
-                    f"The engine still holds requests {_IDLE_LIMIT_S:g} s after their end; retry."
-                )
-            await asyncio.sleep(_POLL_S)
+        refuse_open(len(self.runs))
+        await until_flushed(lambda: self.call(self.client.reset_prefix_cache_async()))
         self.kv.flushed()
         if self.info.media is not None:
             await self.call(self.client.reset_mm_cache_async())
@@ -189,30 +172,12 @@ class Weights:
         self._path = loaded.path
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
-        path = _disk(source)
-        stopped = threading.Event()
-        loop = asyncio.get_running_loop()
-
-        def report(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(progress, done, total)
-
-        def check() -> None:
-            read_through(self._checked(path), report, stopped.is_set)
-
-        try:
-            await asyncio.to_thread(check)
-        finally:
-            stopped.set()
-
-    def _checked(self, path: Path) -> Checkpoint:
-        found = read_checkpoint(path)
-        check_fits(found, self._loaded)
-        return found
+        await check_disk(_disk(source), self._loaded, progress)
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
         core, path = self._core, _disk(source)
         # Once more, in milliseconds: files may have changed.
-        await asyncio.to_thread(self._checked, path)
+        await asyncio.to_thread(check_files, path, self._loaded)
         # Requests that come meanwhile wait in vLLM.
         await core.call(core.client.pause_scheduler_async("keep", False))  # noqa: FBT003
         try:
@@ -228,7 +193,7 @@ class Weights:
                 ) from error
             self._path, self._version = path, version
         finally:
-            if not core.lost.is_set() and not core.runs.paused:
+            if not core.lifetime.failure and not core.runs.paused:
                 await core.call(core.client.resume_scheduler_async())
 
     async def _load(self, path: Path, version: str) -> None:
@@ -246,7 +211,7 @@ class Weights:
         try:
             await self._load(self._path, self._version)
         except Exception as error:  # whatever it is: no weights are left
-            self._core.runs.lose(f"it has no weights: {error}")
+            self._core.lifetime.lose(f"it has no weights: {error}")
             raise EngineFailedError(
                 "The update failed half-way, and the old weights can't be restored."
             ) from error
@@ -358,18 +323,7 @@ def _check_adapter(path: Path, max_rank: int) -> int:
         raise InvalidWeightsError(
             f"{path} has the rank {rank}; this worker takes up to {max_rank} (-- --max-lora-rank)."
         )
-    file = path / "adapter_model.safetensors"
-    if not file.is_file():
-        raise InvalidWeightsError(
-            f"There is no {file}. Other formats can run code when they are read; save the adapter "
-            "as safetensors."
-        )
-    try:
-        tensors = read_header(file)
-    except BadSafetensorsError as error:
-        raise InvalidWeightsError(f"{error}.") from error
-    if not tensors:
-        raise InvalidWeightsError(f"{file} has no tensors.")
+    adapter_tensors(path)
     return int(rank)
 
 

@@ -74,7 +74,7 @@ class VllmEngine:
         )
         self._lifetime.started(built, info, on_failure)
         self._runs.start(built)
-        core = Core(self._config, built, info, self._runs, self._kv, self._lifetime.ended)
+        core = Core(self._config, built, info, self._runs, self._kv, self._lifetime)
         self._controls = await make_controls(core, self._profiles)
         return info
 

@@ -7,23 +7,16 @@ and not of them; a router doesn't know it, so such blocks and those after them a
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from millstream_server.engines.sglang.kv_events.translation import UnreadableBatchError
+from millstream_server.engines.kv_translation import RehashedBlocks, UnreadableBatchError
 from millstream_server.engines.vllm.kv_feed import LOAD_MARK
-from millstream_server.kv_cache.events import (
-    BlocksRemoved,
-    BlocksStored,
-    CacheCleared,
-    KvEvent,
-    Medium,
-)
-from millstream_server.kv_cache.hashing import Namespace, hash_of, next_digest
+from millstream_server.kv_cache.events import BlocksRemoved, KvEvent, Medium
+from millstream_server.kv_cache.hashing import Namespace
 
 _MEDIA = {
     None: Medium.DEVICE,
@@ -67,22 +60,8 @@ _BATCH = msgspec.msgpack.Decoder(_Batch)
 _Key = int | bytes
 
 
-@dataclass(slots=True)
-class _Block:
-    digest: bytes
-    adapter: str
-    media: set[Medium] = field(default_factory=set)
-
-
-class Translation:
+class Translation(RehashedBlocks[_Key]):
     """Translates one rank's events, in order."""
-
-    def __init__(self) -> None:
-        """Start with an empty cache."""
-        self._blocks: dict[_Key, _Block] = {}
-        """By vLLM's hash."""
-        self._holders: Counter[tuple[int, Medium]] = Counter()
-        """How many of vLLM's blocks have our hash: several, when an adapter was loaded anew."""
 
     def batch(self, payload: bytes) -> list[KvEvent]:
         """Translate a batch.
@@ -103,65 +82,25 @@ class Translation:
             elif isinstance(event, Stored):
                 found += self._stored(event)
             else:
-                found += self._removed(event.block_hashes, _medium(event.medium))
+                medium = _medium(event.medium)
+                if hashes := self.removed(event.block_hashes, medium):
+                    found.append(BlocksRemoved(hashes, medium))
         return found
 
-    def cleared(self) -> CacheCleared:
-        """Forget all blocks."""
-        self._blocks.clear()
-        self._holders.clear()
-        return CacheCleared()
-
-    def without(self, adapter: str) -> list[KvEvent]:
-        """Forget an unloaded adapter's blocks; return that they are gone.
-
-        vLLM has them until they are evicted, but no request finds them again.
-        """
-        gone: list[KvEvent] = []
-        theirs = [key for key, block in self._blocks.items() if block.adapter == adapter]
-        for medium in Medium:
-            gone += self._removed(theirs, medium)
-        return gone
-
     def _stored(self, event: Stored) -> list[KvEvent]:
-        medium, adapter = _medium(event.medium), _adapter(event.lora_name)
         keys: Sequence[list[Any] | None] = event.extra_keys or [None] * len(event.block_hashes)
-        parent: int | None = None
-        if event.parent_block_hash is None:
-            digest = Namespace(adapter, _salt(keys[0], event.lora_name) if keys else "").digest()
-        elif (known := self._blocks.get(event.parent_block_hash)) is not None:
-            digest = known.digest
-            parent = hash_of(digest)
-        else:
-            return []  # it wasn't told, or before a gap
-        hashes = []
+        salt = _salt(keys[0], event.lora_name) if keys and event.parent_block_hash is None else ""
+        namespace = Namespace(_adapter(event.lora_name), salt)
         size = event.block_size
-        for index, (theirs, extra) in enumerate(zip(event.block_hashes, keys, strict=False)):
-            if _has_media(extra):
-                break
-            digest = next_digest(digest, event.token_ids[index * size : (index + 1) * size])
-            hashes.append(hash_of(digest))
-            block = self._blocks.setdefault(theirs, _Block(digest, adapter))
-            if medium not in block.media:
-                block.media.add(medium)
-                self._holders[hashes[-1], medium] += 1
-        return [BlocksStored(hashes, parent, medium, adapter)] if hashes else []
-
-    def _removed(self, theirs: Sequence[_Key], medium: Medium) -> list[KvEvent]:
-        hashes = []
-        for key in theirs:
-            block = self._blocks.get(key)
-            if block is None or medium not in block.media:
-                continue
-            block.media.remove(medium)
-            if not block.media:
-                del self._blocks[key]
-            ours = hash_of(block.digest)
-            self._holders[ours, medium] -= 1
-            if not self._holders[ours, medium]:
-                del self._holders[ours, medium]
-                hashes.append(ours)
-        return [BlocksRemoved(hashes, medium)] if hashes else []
+        told = itertools.takewhile(
+            lambda pair: not _has_media(pair[1]), zip(event.block_hashes, keys, strict=False)
+        )
+        blocks = (
+            (theirs, event.token_ids[index * size : (index + 1) * size])
+            for index, (theirs, _) in enumerate(told)
+        )
+        medium = _medium(event.medium)
+        return self.stored(event.parent_block_hash, namespace, blocks, medium)
 
 
 def _medium(name: str | None) -> Medium:

@@ -86,7 +86,6 @@ class Runs:
         """``lose`` is called when vLLM ends; `start` before the first `launch`."""
         self.paused = False
         """Whether an operator has paused it: hand-offs may take longer then."""
-        self.lose = lose
         self.adapters: dict[str, Any] = {}
         """vLLM's requests of loaded LoRA adapters, by name."""
         self.outputs = Outputs(self._received, lose)
@@ -294,10 +293,14 @@ class Runs:
     # ---- load and end ----------------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
-        """Return the load as of each rank's last step; a rank without requests doesn't say more."""
+        """Return the load as of each rank's last step.
+
+        vLLM takes one more step after its last request, and steps while blocks are kept for decode:
+        so an idle rank has told that its blocks are back.
+        """
         assert self._built is not None  # noqa: S101 - `start` comes first
-        built, busy = self._built, bool(self._by_id)
-        ranks = [self._of_rank(rank, built.rank_blocks, busy=busy) for rank in range(built.ranks)]
+        built = self._built
+        ranks = [self._of_rank(rank, built.rank_blocks) for rank in range(built.ranks)]
         running = sum(load.running_requests for load in ranks)
         queued = sum(load.queued_requests for load in ranks)
         # Those on their way to a rank are in no message yet.
@@ -321,9 +324,9 @@ class Runs:
             ranks=tuple(ranks),
         )
 
-    def _of_rank(self, rank: int, blocks: int, *, busy: bool) -> RankLoad:
+    def _of_rank(self, rank: int, blocks: int) -> RankLoad:
         stats = self.outputs.stats.get(rank)
-        if stats is None or not busy:
+        if stats is None:
             return RankLoad(
                 running_requests=0, queued_requests=0, used_blocks=0, total_blocks=blocks
             )

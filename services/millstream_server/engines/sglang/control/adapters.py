@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_json
+from millstream_server.engines.checkpoint import (
+    ADAPTER_FILE,
+    Checkpoint,
+    adapter_tensors,
+    read_json,
+)
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.model_files.weights import BadSafetensorsError, StoredTensor, read_header
+from millstream_server.model_files.weights import StoredTensor
 from millstream_server.runtime.errors import InternalError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
 _CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _TOGETHER = (("q_proj", "v_proj"), ("k_proj", "q_proj"), ("up_proj", "gate_proj"))
@@ -116,21 +120,11 @@ def _check_module(path: Path, module: str, limits: AdapterLimits) -> None:
 
 
 def _read_tensors(path: Path) -> Collection[StoredTensor]:
-    file = path / _WEIGHTS
-    if not file.is_file():
-        raise InvalidWeightsError(
-            f"There is no {file}. Other formats can run code when they are read; save the adapter "
-            "as safetensors."
-        )
+    tensors = adapter_tensors(path)
     # SGLang would read all of them.
-    if others := sorted(each.name for each in path.glob("*.safetensors") if each != file):
-        raise InvalidWeightsError(f"{path} has a file too many: {others[0]}.")
-    try:
-        tensors = read_header(file)
-    except BadSafetensorsError as error:
-        raise InvalidWeightsError(f"{error}.") from error
-    if not tensors:
-        raise InvalidWeightsError(f"{file} has no tensors.")
+    others = {file.name for file in path.glob("*.safetensors")} - {ADAPTER_FILE}
+    if others:
+        raise InvalidWeightsError(f"{path} has a file too many: {min(others)}.")
     return tensors
 
 

@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millstream_server.engines.gate import Hold
+from millstream_server.engines.operations import refuse_open, until_flushed
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.requests.runs import Runs
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.runtime.errors import EngineBusyError, EngineFailedError
 
 T = TypeVar("T")
-_IDLE_LIMIT_S = 10.0
-_IDLE_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,15 +57,7 @@ class ControlledEngine:
         task = asyncio.ensure_future(call)
         self._calls.add(task)
         task.add_done_callback(self._forget)
-        lost = asyncio.ensure_future(self.lifetime.ended.wait())
-        try:
-            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            lost.cancel()
-        if not task.done():
-            task.cancel()
-            raise EngineFailedError(self.lifetime.failure)
-        return task.result()
+        return await self.lifetime.answer(task)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
@@ -82,24 +72,18 @@ class ControlledEngine:
         Raises:
             EngineBusyError: requests are running, or SGLang doesn't release them.
         """
+        await until_flushed(self._flush)
+
+    async def _flush(self) -> bool:
+        there = self.runs.at_engine()
+        paused = self.runs.gate.holds(Hold.PAUSED)  # then it releases none
+        refuse_open(sum(paused or not run.over for run in there))
+        if there:
+            return False
         manager, message = self.manager, self.messages.FlushCacheReqInput
-        limit_s = asyncio.get_running_loop().time() + _IDLE_LIMIT_S
-        while True:
-            there = self.runs.at_engine()
-            paused = self.runs.gate.holds(Hold.PAUSED)  # then it releases none
-            if running := [run for run in there if paused or not run.over]:
-                raise EngineBusyError(
-                    f"The engine has {len(running)} requests; it must be idle for this. Wait until "
-                    "they have ended, or take the worker out of service first."
-                )
-            if not there:
-                results = await self.call(manager.flush_cache_communicator(message()))
-                if all(result.success for result in results):
-                    if manager.mm_processor is not None:
-                        manager.mm_processor.clear_preprocess_cache()
-                    return
-            if asyncio.get_running_loop().time() > limit_s:
-                raise EngineBusyError(
-                    f"The engine still holds requests {_IDLE_LIMIT_S:g} s after their end; retry."
-                )
-            await asyncio.sleep(_IDLE_POLL_S)
+        results = await self.call(manager.flush_cache_communicator(message()))
+        if not all(result.success for result in results):
+            return False
+        if manager.mm_processor is not None:
+            manager.mm_processor.clear_preprocess_cache()
+        return True

@@ -20,7 +20,7 @@ from millstream_server.control.operations import (
     NamedTensor,
     TensorWeights,
 )
-from millstream_server.engines.sglang.control.checkpoint import Checkpoint, check_tensor
+from millstream_server.engines.checkpoint import Checkpoint, check_tensor
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.media.tensor import ElementType
 from millstream_server.runtime.errors import InvalidWeightsError, UnsupportedFeatureError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from pathlib import Path
 
 from millstream_server.control.operations import (
@@ -14,14 +13,10 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
+from millstream_server.engines.checkpoint import Checkpoint
 from millstream_server.engines.gate import Hold
+from millstream_server.engines.operations import check_disk, check_files
 from millstream_server.engines.sglang.control import sources
-from millstream_server.engines.sglang.control.checkpoint import (
-    Checkpoint,
-    check_fits,
-    read_checkpoint,
-    read_through,
-)
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.sources import UpdateFailedError
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
@@ -49,7 +44,7 @@ class SglangWeights:
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
         match source:
             case DiskWeights(path):
-                await self._check_disk(path, progress)
+                await check_disk(path, self._loaded, progress)
             case TensorWeights():
                 sources.check_tensors(self._engine, source, self._loaded)
             case BroadcastWeights():
@@ -57,32 +52,12 @@ class SglangWeights:
             case IpcWeights():
                 sources.check_ipc(self._engine)
 
-    async def _check_disk(self, path: Path, progress: Progress) -> None:
-        stopped = threading.Event()
-        loop = asyncio.get_running_loop()
-
-        def report(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(progress, done, total)
-
-        def check() -> None:
-            read_through(self._check_files(path), report, stopped.is_set)
-
-        try:
-            await asyncio.to_thread(check)
-        finally:
-            stopped.set()
-
-    def _check_files(self, path: Path) -> Checkpoint:
-        found = read_checkpoint(path)
-        check_fits(found, self._loaded)
-        return found
-
     async def update_weights(self, source: WeightSource, version: str) -> None:
         engine = self._engine
         async with engine.runs.gate.closed(Hold.UPDATING):
             if isinstance(source, DiskWeights):
                 # Once more, in milliseconds: files may have changed.
-                await asyncio.to_thread(self._check_files, source.path)
+                await asyncio.to_thread(check_files, source.path, self._loaded)
             await engine.flush_cache()
             try:
                 await self._apply(source, version)

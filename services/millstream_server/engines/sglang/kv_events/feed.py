@@ -1,7 +1,5 @@
 """KV events from SGLang's schedulers to a sink of ours.
 
-ZeroMQ and msgspec, which come with SGLang, are imported only when there are events to follow.
-
 This process binds the sockets of events and the schedulers connect: so it misses nothing while it
 starts, and schedulers on other machines reach it without a list of their addresses. The sockets of
 the replay are SGLang's, so only schedulers on this machine have one.
@@ -11,30 +9,18 @@ What finds an address or binds it raises EngineFailedError: it can't.
 
 from __future__ import annotations
 
-import importlib
 import json
-import shutil
-import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.kv_feed import LIMITS, RankFeed
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     data_parallel_ranks,
     first_address,
 )
-from millstream_server.kv_cache.events import KvEventSink
-from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
-
-# SGLang sends a replay in one go, and ZeroMQ drops what is above 1,000 messages in a queue.
-REPLAYED_BATCHES = 900
-QUEUED_BATCHES = 10_000
-"""Batches that wait in a socket; further ones are lost and have to be replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +44,7 @@ class KvEndpoints:
             "endpoint": self.events,
             "bind": False,
             "replay_endpoint": self.replay or None,
-            "buffer_steps": REPLAYED_BATCHES,
-            "hwm": QUEUED_BATCHES,
+            **LIMITS,
         }
         return json.dumps(config)
 
@@ -128,23 +113,11 @@ def _address(host: str) -> str:
 
 log = get_log(__name__)
 
-_READER = "millstream_server.engines.sglang.kv_events.rank_reader"
+_TRANSLATION = "millstream_server.engines.sglang.kv_events.translation"
 
 
-class KvEventFeed:
-    """Follows all ranks' events.
-
-    Order of calls: `follow` (without it there are no events), `open`, `started`, `close`. `close`
-    may be called at any time, and twice.
-    """
-
-    def __init__(self) -> None:
-        self._sink: KvEventSink | None = None
-        self._readers: list[Any] = []
-        self._resources = ExitStack()
-
-    def follow(self, sink: KvEventSink) -> None:
-        self._sink = sink
+class KvEventFeed(RankFeed):
+    """Follows all ranks' events: `follow`, `open`, `started`, `close`; see `RankFeed`."""
 
     def open(self, config: SglangEngineConfig) -> SglangEngineConfig:
         """Listen for events; return the configuration that makes the schedulers send them.
@@ -154,52 +127,21 @@ class KvEventFeed:
         """
         if self._sink is None:
             return config
-        directory = Path(tempfile.mkdtemp(prefix="millstream-kv-"))
-        self._resources.callback(shutil.rmtree, directory, ignore_errors=True)
-        there = endpoints(config, directory)
+        there = endpoints(config, self._make_folder())
         if there is None:
             if publishes(config):
                 log.warning("KV events of several machines need --kv-events-port: there are none")
             return config
-        self._listen(there, self._sink)
+        addresses = [(there.bound_of(rank), there.replay_of(rank)) for rank in range(there.ranks)]
+        self._read(self._sink, addresses, _TRANSLATION, binds=True)
         return replace(config, kv_publisher=there.publisher())
-
-    def _listen(self, there: KvEndpoints, sink: KvEventSink) -> None:
-        zmq: Any = importlib.import_module("zmq")
-        module: Any = importlib.import_module(_READER)
-        context = self._resources.enter_context(zmq.Context())
-        for rank in range(there.ranks):
-            bound = there.bound_of(rank)
-            tell = partial(sink.changed, rank)
-            try:
-                reader = module.RankReader(context, bound, there.replay_of(rank), tell)
-            except zmq.ZMQError as error:
-                message = f"kv_events_port: {bound} cannot be bound: {error}."
-                raise EngineFailedError(message) from error
-            self._readers.append(reader)
-            self._resources.callback(reader.close)
 
     def started(self) -> bool:
         """Ask for the events that came before the schedulers had reached this process.
 
         Returns whether there are any ranks to follow.
         """
-        for reader in self._readers:
-            reader.catch_up()
-        return bool(self._readers)
-
-    def adapter_unloaded(self, adapter: str) -> None:
-        """Tell that no request can use the blocks of a LoRA adapter any more.
-
-        To be called once it is unloaded and its requests have ended.
-        """
-        for reader in self._readers:
-            reader.adapter_unloaded(adapter)
-
-    def close(self) -> None:
-        """Stop; no event comes afterwards."""
-        self._readers.clear()
-        self._resources.close()
+        return self._catch_up()
 
 
 def with_publisher(config: SglangEngineConfig) -> SglangEngineConfig:

@@ -1,4 +1,4 @@
-"""The progress of loading a model, from what SGLang's scheduler processes do with its files.
+"""The progress of loading a model, from what an engine's processes do with its files.
 
 Works for processes of the same user. Where /proc doesn't tell, nothing is found.
 """
@@ -98,7 +98,7 @@ _QUIET_CALLS = 2
 
 
 class WeightsProgress:
-    """Watches one process that reads weights; with several schedulers, they read side by side.
+    """Watches one process that reads weights; with several ranks, they read side by side.
 
     A file is done when it was seen open and no longer is. Files that come and go between two calls
     are counted at the end.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import zmq
 
-from millstream_server.engines.sglang.kv_events.feed import QUEUED_BATCHES
-from millstream_server.engines.sglang.kv_events.translation import Translation, UnreadableBatchError
-from millstream_server.kv_cache.events import CacheCleared, KvEvent
+from millstream_server.engines.kv_feed import LIMITS
+from millstream_server.engines.kv_translation import Translator, UnreadableBatchError
+from millstream_server.kv_cache.events import KvEvent
 from millstream_server.runtime.telemetry.log import get_log
 
 MOST_HELD = 2_000
@@ -119,22 +118,6 @@ class Inlet:
         self._socket.close(linger=0)
 
 
-class Translator(Protocol):
-    """Translates one rank's batches, in order."""
-
-    def batch(self, payload: bytes) -> list[KvEvent]:
-        """Translate a batch; raises UnreadableBatchError."""
-        ...
-
-    def cleared(self) -> CacheCleared:
-        """Forget all blocks."""
-        ...
-
-    def without(self, adapter: str) -> list[KvEvent]:
-        """Forget an unloaded adapter's blocks; return that they are gone."""
-        ...
-
-
 class RankReader:
     """Reads one rank: puts its batches in order, has lost ones replayed, translates them.
 
@@ -148,8 +131,8 @@ class RankReader:
         bound: str,
         replay: str,
         tell: Tell,
+        translation: Translator,
         *,
-        translation: Translator | None = None,
         binds: bool = True,
     ) -> None:
         """Bind ``bound``, or connect to it. ``replay`` is where the rank replays; empty: nowhere.
@@ -161,14 +144,14 @@ class RankReader:
         self._replay_endpoint = replay
         self._tell = tell
         self._order = BatchOrder()
-        self._translation: Translator = translation or Translation()
+        self._translation = translation
         self._replay: Inlet | None = None
         self._asked = 0
         """The first number of the replay that is under way."""
         self._tries = 0
         self._timeout: asyncio.TimerHandle | None = None
         events = context.socket(zmq.SUB)
-        events.setsockopt(zmq.RCVHWM, QUEUED_BATCHES)
+        events.setsockopt(zmq.RCVHWM, LIMITS["hwm"])
         events.setsockopt(zmq.IPV6, "[" in bound)
         events.setsockopt(zmq.SUBSCRIBE, b"")
         try:
@@ -228,7 +211,7 @@ class RankReader:
     def _ask(self) -> None:
         self._end_replay()
         dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.RCVHWM, QUEUED_BATCHES)
+        dealer.setsockopt(zmq.RCVHWM, LIMITS["hwm"])
         dealer.connect(self._replay_endpoint)
         self._replay = Inlet(dealer, self._replayed)
         self._asked = self._order.next

@@ -1,7 +1,8 @@
 """Checks a checkpoint against the model that runs, without loading it.
 
-SGLang finds out too late: a file that is cut off or a tensor of another shape ends its scheduler,
-a tensor that is missing or has another name leaves the old one in place, without an error.
+Engines find out too late: a file that is cut off or a tensor of another shape ends SGLang's
+scheduler, a tensor that is missing or has another name leaves the old one in place, without an
+error; vLLM takes the old weights away before it looks at the new ones.
 
 All functions raise InvalidWeightsError: files are missing, not complete or of another format, or
 config.json, names, shapes or types are not the model's.
@@ -19,12 +20,13 @@ from millstream_server.model_files.weights import BadSafetensorsError, StoredTen
 from millstream_server.runtime.errors import InvalidWeightsError
 
 _INDEX = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
 _SHOWN = 3
 _CHUNK_BYTES = 8 << 20
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Types that SGLang converts into each other as it copies."""
+"""Types that engines convert into each other as they copy."""
 _NOT_LOADED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Ends of names of constants that some checkpoints have and SGLang computes."""
+"""Ends of names of constants that some checkpoints have and engines compute."""
 _TIED = "lm_head.weight"
 _IGNORED_KEYS = frozenset(
     {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
@@ -83,7 +85,7 @@ def _header(file: Path) -> Sequence[StoredTensor]:
         tensors = read_header(file)
     except BadSafetensorsError as error:
         raise InvalidWeightsError(f"{error}.") from error
-    # The library that SGLang uses refuses gaps, and bytes after the last tensor.
+    # The library that engines use refuses gaps, and bytes after the last tensor.
     at = tensors[0].offset if tensors else 0
     for tensor in tensors:
         if tensor.offset != at:
@@ -97,7 +99,7 @@ def _header(file: Path) -> Sequence[StoredTensor]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Choose the files that SGLang would: those of the index, else all."""
+    """Choose the files that an engine would: those of the index, else all."""
     index = path / _INDEX
     if index.is_file():
         names = sorted({str(name) for name in _weight_map(index).values()})
@@ -214,7 +216,7 @@ def _differing(
 def read_through(
     checkpoint: Checkpoint, progress: Callable[[int, int], None], stopped: Callable[[], bool]
 ) -> None:
-    """Read all bytes: a disk that fails is noticed now, and SGLang then reads from memory."""
+    """Read all bytes: a disk that fails is noticed now, and the engine then reads from memory."""
     total, done = checkpoint.nbytes, 0
     buffer = bytearray(_CHUNK_BYTES)
     progress(0, total)
@@ -226,6 +228,23 @@ def read_through(
                     progress(done, total)
         except OSError as error:
             raise InvalidWeightsError(f"{path} can't be read: {error.strerror}.") from error
+
+
+def adapter_tensors(path: Path) -> Sequence[StoredTensor]:
+    """Read the header of a LoRA adapter's file, in its directory."""
+    file = path / ADAPTER_FILE
+    if not file.is_file():
+        raise InvalidWeightsError(
+            f"There is no {file}. Other formats can run code when they are read; save the adapter "
+            "as safetensors."
+        )
+    try:
+        tensors = read_header(file)
+    except BadSafetensorsError as error:
+        raise InvalidWeightsError(f"{error}.") from error
+    if not tensors:
+        raise InvalidWeightsError(f"{file} has no tensors.")
+    return tensors
 
 
 def _some(names: Sequence[str]) -> str:
