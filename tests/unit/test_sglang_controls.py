@@ -13,10 +13,11 @@ from millstream_server.control.engine import Role
 from millstream_server.control.operations import PauseMode
 from millstream_server.engines.adapter import TextEngineSettings
 from millstream_server.engines.gate import Gate, Hold
+from millstream_server.engines.open_request import OpenRequest
+from millstream_server.engines.operations import measure
 from millstream_server.engines.sglang.adapter import ADAPTER, SglangSettings, check_lora
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.control.operations import SglangPause, measure
-from millstream_server.engines.sglang.requests.runs import Run
+from millstream_server.engines.sglang.control.operations import SglangPause
 from millstream_server.engines.sglang.requests.translate import cancelled
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt
@@ -28,8 +29,9 @@ from millstream_server.runtime.settings.arguments import ReadArgument
 
 async def test_requests_that_a_pause_ends_may_be_sent_again_after_a_moment() -> None:
     sink = CollectingSink()
-    run = Run(GenerationRequest(prompt=Prompt((1,)), sampling=Sampling(max_new_tokens=1)), sink, {})
-    run.paused_out = True
+    request = GenerationRequest(prompt=Prompt((1,)), sampling=Sampling(max_new_tokens=1))
+    run = OpenRequest(request=request, sink=sink)
+    run.pause_out()
     run.end(cancelled(run.request))
     with pytest.raises(WorkerPausedError) as caught:
         await sink.result()

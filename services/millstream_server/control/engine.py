@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from millstream_server.control.operations import LoraAdapter
@@ -110,6 +110,24 @@ class EngineLoad:
     total_blocks: int = 0
     ranks: tuple[RankLoad, ...] = ()
     """Of each data-parallel rank, from 0; empty: there is one, with the whole load."""
+
+    @classmethod
+    def of_ranks(
+        cls, ranks: Sequence[RankLoad], *, open_requests: int, total_blocks: int
+    ) -> EngineLoad:
+        """Join what ranks report; of ``open_requests`` some are on their way, in no report yet."""
+        running = sum(load.running_requests for load in ranks)
+        queued = max(sum(load.queued_requests for load in ranks), open_requests - running)
+        if len(ranks) == 1:
+            ranks = [replace(ranks[0], queued_requests=queued)]
+        return cls(
+            running_requests=running,
+            # With several ranks above their sum: where those on their way go isn't known.
+            queued_requests=queued,
+            used_blocks=sum(load.used_blocks for load in ranks),
+            total_blocks=total_blocks,
+            ranks=tuple(ranks),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ class Hold(enum.Enum):
 
 
 class Gate:
-    """Open unless something holds it; requests and probes wait in front of it."""
+    """Open unless something holds it; requests and probes wait in front of it, or in the engine."""
 
     def __init__(self) -> None:
         self._holds: set[Hold] = set()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
 from millstream_server.engines.kv_feed import LIMITS
-from millstream_server.engines.kv_translation import Translator, UnreadableBatchError
+from millstream_server.engines.kv_translation import BlockTranslation, UnreadableBatchError
 from millstream_server.kv_cache.events import KvEvent
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -131,7 +132,7 @@ class RankReader:
         bound: str,
         replay: str,
         tell: Tell,
-        translation: Translator,
+        translation: BlockTranslation[Any],
         *,
         binds: bool = True,
     ) -> None:

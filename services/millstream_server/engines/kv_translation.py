@@ -6,10 +6,11 @@ what a removal means.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from millstream_server.kv_cache.events import (
     BlocksRemoved,
@@ -27,22 +28,6 @@ class UnreadableBatchError(Exception):
     """A batch isn't what the engine sends."""
 
 
-class Translator(Protocol):
-    """Translates one rank's batches, in order."""
-
-    def batch(self, payload: bytes) -> list[KvEvent]:
-        """Translate a batch; raises UnreadableBatchError."""
-        ...
-
-    def cleared(self) -> CacheCleared:
-        """Forget all blocks."""
-        ...
-
-    def without(self, adapter: str) -> list[KvEvent]:
-        """Forget an unloaded adapter's blocks; return that they are gone."""
-        ...
-
-
 @dataclass(slots=True)
 class _Block:
     digest: bytes
@@ -50,13 +35,22 @@ class _Block:
     media: set[Medium] = field(default_factory=set)
 
 
-class RehashedBlocks(Generic[KeyT]):
-    """The blocks of a rank that have hashes of our own, by the engine's."""
+class BlockTranslation(ABC, Generic[KeyT]):
+    """Translates one rank's batches, in order; knows its blocks with hashes of our own."""
 
     def __init__(self) -> None:
         self._blocks: dict[KeyT, _Block] = {}
+        """By the engine's hash."""
         self._holders: Counter[tuple[int, Medium]] = Counter()
         """How many of the engine's blocks have our hash: several, if an adapter was loaded anew."""
+
+    @abstractmethod
+    def batch(self, payload: bytes) -> list[KvEvent]:
+        """Translate a batch.
+
+        Raises:
+            UnreadableBatchError: it isn't what the engine sends.
+        """
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
@@ -112,13 +106,13 @@ class RehashedBlocks(Generic[KeyT]):
         return hashes
 
     def cleared(self) -> CacheCleared:
-        """See `Translator.cleared`."""
+        """Forget all blocks."""
         self._blocks.clear()
         self._holders.clear()
         return CacheCleared()
 
     def without(self, adapter: str) -> list[KvEvent]:
-        """See `Translator.without`.
+        """Forget an unloaded adapter's blocks; return that they are gone.
 
         The engine has them until they are evicted, but no request finds them again, even if the
         name is loaded anew.

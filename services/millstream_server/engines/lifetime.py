@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from millstream_server.control.engine import EngineInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class EngineLifetime(Generic[BuiltT, InfoT]):
     """What is the same from the start to the end of engines of several vendors.
 
-    Order of calls: `started`, the others, `_ended`, which is for the subclass's `close`. `started`,
+    Order of calls: `started`, the others, `_end`, which is for the subclass's `close`. `started`,
     `ready` and `answer` raise EngineFailedError: the engine has not started, or has ended.
     """
 
@@ -56,7 +56,8 @@ class EngineLifetime(Generic[BuiltT, InfoT]):
         """Await what the engine answers: from one that has ended nothing comes."""
         ended = asyncio.ensure_future(self.ended.wait())
         try:
-            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {task, ended}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
         if not task.done():
@@ -73,7 +74,7 @@ class EngineLifetime(Generic[BuiltT, InfoT]):
         if self._on_failure is not None:
             self._on_failure(EngineFailedError(self.failure))
 
-    def _ended(self) -> bool:
+    def _end(self) -> bool:
         """Fail what is open, as the engine is closed; return False the second time."""
         if self.closed:
             return False

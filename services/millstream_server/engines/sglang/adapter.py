@@ -24,8 +24,9 @@ from millstream_server.engines.adapter import (
     VectorEngineSettings,
     model_folder,
 )
+from millstream_server.engines.config import of_settings
 from millstream_server.engines.sglang import arguments, dllm
-from millstream_server.engines.sglang.config import LORA_MODULES, MAX_LORA_RANK, SglangEngineConfig
+from millstream_server.engines.sglang.config import LORA_MODULES, SglangEngineConfig
 from millstream_server.engines.sglang.diffusion.config import INDEX, SglangDiffuserConfig
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.engines.transformers import adapter as transformers
@@ -133,20 +134,13 @@ def engine_config(own: SglangSettings, context: EngineContext) -> SglangEngineCo
     common: TextEngineSettings = context.common
     given = dict(common.engine_args.values)
     return SglangEngineConfig(
-        role=context.role,
-        bootstrap_host=common.bootstrap_host,
-        bootstrap_port=common.bootstrap_port,
         transfer_backend=given.pop("disaggregation_transfer_backend", "nixl"),
-        transfer_timeout_s=common.transfer_timeout_s,
         deterministic=given.pop("enable_deterministic_inference", False),
         engine_tokenizer=own.engine_tokenizer,
         otlp_endpoint=context.otlp_endpoint,
         ability=_dllm(context, common),
         memory_saver=given.pop("enable_memory_saver", False),
-        max_loras_per_batch=common.max_loras_per_batch,
-        max_lora_rank=given.pop("max_lora_rank", MAX_LORA_RANK),
         lora_target_modules=given.pop("lora_target_modules", LORA_MODULES),
-        kv_events=common.kv_events,
         kv_events_port=own.kv_events_port,
         # Announced only: with the second SGLang would apply constraints behind thoughts alone.
         tool_call_parser=given.pop("tool_call_parser", ""),
@@ -161,22 +155,13 @@ def _of_both(context: EngineContext, given: dict[str, Any]) -> dict[str, Any]:
     ``given``: SGLang's own arguments; what isn't taken out of them is passed on.
     """
     common: TextEngineSettings | VectorEngineSettings = context.common
-    folder = model_folder(context.model_path, "sglang", "a model directory", "config.json")
     return {
-        "model_path": str(folder),
-        "device": common.device,
-        "dtype": given.pop("dtype", "auto"),
-        "max_total_tokens": common.max_total_tokens or None,
-        "max_running_requests": common.max_running_requests or None,
-        "context_length": common.context_length or None,
-        "served_model_name": context.model_name,
         "metrics": context.metrics,
-        "warm_up_timeout_s": common.warm_up_timeout_s,
         "nodes": common.topology.nodes,
         "node_rank": common.topology.node_rank,
         "leader_address": common.topology.leader_address,
         "log_level": given.pop("log_level", "warning"),
-        "extra": given,
+        **of_settings(context, "sglang", given),
     }
 
 
@@ -238,7 +223,7 @@ def embedder_config(context: EngineContext) -> SglangEngineConfig:
         SettingsError: the settings contradict each other.
     """
     given = dict(context.common.engine_args.values)
-    return SglangEngineConfig(role=Role.EMBEDDING, **_of_both(context, given))
+    return SglangEngineConfig(**_of_both(context, given))
 
 
 def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:

@@ -6,9 +6,10 @@ import math
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.config import EngineConfig
 from millstream_server.engines.sglang import dllm
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.generation.sampling import Ability
@@ -37,49 +38,24 @@ _CPU_DEFAULTS: Mapping[str, object] = {
 
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of most models, which most adapters change."""
-MAX_LORA_RANK = 16
-"""That of most adapters; memory grows with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangEngineConfig:
+class SglangEngineConfig(EngineConfig):
     """Settings of one SGLang engine."""
 
-    model_path: str
-    role: Role = Role.AGGREGATED
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """"auto" uses the GPU where there is one; the CPU needs `engines.sglang.cpu`."""
-    dtype: str = "auto"
-    """"auto" is the checkpoint's type on a GPU and float32 on the CPU."""
-    bootstrap_host: str = "127.0.0.1"
-    """This engine's address as its P/D peers reach it; its KV sockets bind there."""
-    bootstrap_port: int = 8998
-    """Prefill only; must be free, and differ between engines on one host."""
     transfer_backend: str = "nixl"
     """Must be the same for prefill and decode; the CPU stand-in supports NIXL only."""
-    max_total_tokens: int | None = None
-    """Size of the KV pool; None: what memory allows on a GPU, 8192 on the CPU."""
-    max_running_requests: int | None = None
-    """None: SGLang decides on a GPU, 16 on the CPU."""
-    context_length: int | None = None
-    """None: the model's own."""
     deterministic: bool = False
     """Batch-invariant kernels: slower, but enables a request's seed (`Ability.SEED`)."""
     engine_tokenizer: bool = False
     """Give SGLang the tokenizer: needed for `MIN_NEW_TOKENS` and `CONSTRAINTS`."""
-    served_model_name: str = ""
-    """The label `model_name` of SGLang's metrics; empty: `model_path`."""
     metrics: bool = True
     """Export SGLang's own metrics (`engines.sglang.metrics`)."""
-    warm_up_timeout_s: float = 120.0
-    transfer_timeout_s: float = 60.0
-    """How long a P/D leg waits for its peer; whole seconds, rounded up."""
     multimodal: bool | None = None
     """Whether SGLang takes images and videos; None: the engine finds out from the model's files."""
     ability: Mapping[str, object] = field(default_factory=dict)
     """Fields of SGLang's ServerArgs that the role and the model need; `extra` can't change them."""
-    extra: Mapping[str, object] = field(default_factory=dict)
-    """Further fields of SGLang's ServerArgs, passed on unchanged."""
     otlp_endpoint: str = ""
     """Collector of SGLang's spans, http://HOST:PORT; empty: SGLang traces nothing."""
     nodes: int = 1
@@ -89,13 +65,8 @@ class SglangEngineConfig:
     """HOST:PORT where they meet; needed with `nodes` above 1."""
     memory_saver: bool = False
     """Let memory be released on a GPU (`control.operations`); costs host memory for the weights."""
-    max_loras_per_batch: int = 0
-    """LoRA adapters that a batch can use; 0: the engine takes none."""
-    max_lora_rank: int = MAX_LORA_RANK
     lora_target_modules: Sequence[str] = LORA_MODULES
     """Layers that adapters may change."""
-    kv_events: bool = True
-    """Tell what the prefix cache holds, if anybody follows (`SglangEngine.follow_kv`)."""
     kv_events_port: int = 0
     """Of rank 0's machine: where data-parallel ranks on other machines send their KV events."""
     kv_publisher: str = ""
@@ -133,7 +104,7 @@ def engine_arguments(
     Raises:
         EngineFailedError: `extra` names a field that is unknown or managed by us.
     """
-    on_cpu = config.resolved_device() == "cpu"
+    on_cpu = config.on_cpu
     defaults = dict(dllm.DEFAULTS) if config.role is Role.DIFFUSION else {}
     if on_cpu:
         defaults |= _CPU_DEFAULTS
@@ -157,11 +128,10 @@ def engine_arguments(
 
 
 def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
-    on_cpu = config.resolved_device() == "cpu"
     arguments: dict[str, object] = {
         "model_path": config.model_path,
         "device": config.resolved_device(),
-        "dtype": "float32" if on_cpu and config.dtype == "auto" else config.dtype,
+        "dtype": config.resolved_dtype,
         "log_level": config.log_level,
         # Token ids in, token ids out: the Processor handles text.
         "skip_tokenizer_init": not config.engine_tokenizer,
@@ -209,7 +179,7 @@ def _disaggregation(config: SglangEngineConfig) -> dict[str, object]:
         arguments["host"] = config.bootstrap_host
     if config.role is Role.PREFILL:
         arguments["disaggregation_bootstrap_port"] = config.bootstrap_port
-    if config.role is Role.DECODE and config.resolved_device() == "cpu":
+    if config.role is Role.DECODE and config.on_cpu:
         # The default, a pinned host pool, calls the CUDA runtime.
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return arguments

@@ -21,10 +21,9 @@ from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import KvBlocks, RankProgress
 from millstream_server.engines.sglang.requests.translate import translate_exception
 from millstream_server.engines.sglang.vector_model import VectorModel, read_model, with_ability
+from millstream_server.engines.vectors import as_array, check_length
 from millstream_server.runtime.errors import (
     EngineFailedError,
-    InternalError,
-    InvalidRequestError,
     ServingError,
     UnavailableError,
 )
@@ -89,14 +88,16 @@ class SglangEmbedder:
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.embed`; SGLang gives all vectors the length 1."""
         rows = await self._run(inputs)
-        return _array(rows, (len(inputs), self._lifetime.ready()[1].width))
+        return as_array(rows, (len(inputs), self._lifetime.ready()[1].width))
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        return _array(await self._run(pairs), (len(pairs),))
+        return as_array(await self._run(pairs), (len(pairs),))
 
     async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
         """Return what SGLang makes of each input; cancel the call to drop them."""
-        _check(inputs, self._lifetime.ready()[1])
+        _, info = self._lifetime.ready()
+        for index, ids in enumerate(inputs):
+            check_length(index, ids, info.max_input_tokens)
         call = asyncio.create_task(self._call(inputs))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -174,24 +175,6 @@ def _longest(context: int, blocks: KvBlocks, positions: int | None) -> int:
     """
     longest = min(context - 1, blocks.size * (blocks.total - 1) - _POOL_RESERVE)
     return longest if positions is None else min(longest, positions)
-
-
-def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo) -> None:
-    """Refuse what would end the scheduler; callers have checked it before."""
-    for index, ids in enumerate(inputs):
-        if not 0 < len(ids) <= info.max_input_tokens:
-            raise InvalidRequestError.of(
-                f"inputs[{index}]", f"has {len(ids)} tokens; 1 to {info.max_input_tokens} are taken"
-            )
-
-
-def _array(rows: list[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    array = np.array(rows, np.float32)
-    if array.shape != shape:
-        raise InternalError(f"The engine made {array.shape}, not {shape}.")
-    if not np.isfinite(array).all():
-        raise InternalError("The model made numbers that are not finite of the inputs.")
-    return array
 
 
 def _cancelling() -> bool:

@@ -119,7 +119,7 @@ class SglangEngine:
         if info.dp_size > 1:
             arguments["routed_dp_rank"] = dp_rank
         sink = CollectingSink()
-        run = self._probes[dp_rank] = Run(request, sink, arguments)
+        run = self._probes[dp_rank] = Run(request=request, sink=sink, arguments=arguments)
         self._runs.launch(run)
         try:
             finish = await sink.result()
@@ -141,7 +141,7 @@ class SglangEngine:
         except ServingError as error:
             asyncio.get_running_loop().call_soon(sink.fail, error)
             return
-        self._runs.launch(Run(request, sink, arguments))
+        self._runs.launch(Run(request=request, sink=sink, arguments=arguments))
 
     def abort(self, engine_id: str) -> None:
         self._runs.abort(engine_id)

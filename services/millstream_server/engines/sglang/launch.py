@@ -9,7 +9,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -130,7 +129,7 @@ class EngineThread:
 def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     os.environ.update(engine_environment(config))
     if config.role is Role.PREFILL and config.node_rank == 0:
-        _check_free(config.bootstrap_host, config.bootstrap_port)
+        config.check_bootstrap_port()  # SGLang would register with the server that has it
     device = config.resolved_device()
     engine_module = import_sglang("sglang.srt.entrypoints.engine", device)
     if device == "cpu":
@@ -144,18 +143,6 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     logging.getLogger("sglang").setLevel(config.log_level.upper())
     with replaced(engine_module, "configure_logger", keep_our_logging):
         return engine_module.Engine(**arguments)
-
-
-def _check_free(host: str, port: int) -> None:
-    """Refuse a port in use: SGLang only logs that, then registers with the server that has it."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
-            raise EngineFailedError(message) from error
 
 
 def _describe(engine: Any) -> BuiltEngine:

@@ -144,7 +144,7 @@ class SglangLifetime(EngineLifetime[BuiltEngine, InfoT]):
 
     async def close(self, tasks: Callable[[], Iterable[asyncio.Task[Any]]]) -> None:
         """Stop SGLang's processes, also while they start; wait for ``tasks`` before that."""
-        if not self._ended():
+        if not self._end():
             return
         waiting = set(tasks())
         if self._responses is not None:

@@ -8,7 +8,7 @@ import fcntl
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.control.engine import EngineLoad, RankLoad
@@ -115,20 +115,7 @@ def _joined(loads: list[Any], blocks: KvBlocks, open_requests: int) -> EngineLoa
     """Sum up the ranks' loads, which are in their order."""
     each = KvBlocks(blocks.size, blocks.total // max(1, len(loads)))
     ranks = [_of_rank(load, each) for load in loads]
-    running = sum(load.running_requests for load in ranks)
-    queued = sum(load.queued_requests for load in ranks)
-    # Those on their way to a scheduler are in no snapshot yet.
-    coming = max(0, open_requests - running - queued)
-    if len(ranks) == 1:
-        ranks = [replace(ranks[0], queued_requests=queued + coming)]
-    return EngineLoad(
-        running_requests=running,
-        # With several ranks above their sum: where those on their way go isn't known.
-        queued_requests=queued + coming,
-        used_blocks=sum(load.used_blocks for load in ranks),
-        total_blocks=blocks.total,
-        ranks=tuple(ranks),
-    )
+    return EngineLoad.of_ranks(ranks, open_requests=open_requests, total_blocks=blocks.total)
 
 
 def _of_rank(load: Any, blocks: KvBlocks) -> RankLoad:

@@ -188,14 +188,9 @@ class SimulatedEngine:
                 return
 
     async def load(self) -> EngineLoad:
-        ranks = tuple(rank.load() for rank in self._ranks)
-        return EngineLoad(
-            running_requests=sum(rank.running_requests for rank in ranks),
-            queued_requests=sum(rank.queued_requests for rank in ranks),
-            used_blocks=sum(rank.used_blocks for rank in ranks),
-            total_blocks=sum(rank.total_blocks for rank in ranks),
-            ranks=ranks,
-        )
+        ranks = [rank.load() for rank in self._ranks]
+        total = sum(rank.total_blocks for rank in ranks)
+        return EngineLoad.of_ranks(ranks, open_requests=0, total_blocks=total)
 
     async def close(self) -> None:
         for rank in self._ranks:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from millstream_server.embedding.embedder import Embedder
 from millstream_server.engines.adapter import (
@@ -14,8 +13,8 @@ from millstream_server.engines.adapter import (
     OwnEnvironment,
     TextEngineSettings,
     VectorEngineSettings,
-    model_folder,
 )
+from millstream_server.engines.config import of_settings
 from millstream_server.engines.transformers import adapter as transformers
 from millstream_server.engines.vllm import arguments
 from millstream_server.engines.vllm.config import VllmEngineConfig
@@ -57,39 +56,11 @@ def engine_config(own: VllmSettings, context: EngineContext) -> VllmEngineConfig
     Raises:
         SettingsError: the settings contradict each other.
     """
-    common: TextEngineSettings = context.common
-    given = dict(common.engine_args.values)
+    given = dict(context.common.engine_args.values)
     return VllmEngineConfig(
-        bootstrap_host=common.bootstrap_host,
-        bootstrap_port=common.bootstrap_port,
         connector=own.kv_connector,
-        transfer_timeout_s=common.transfer_timeout_s,
-        max_loras_per_batch=common.max_loras_per_batch,
-        max_lora_rank=given.pop("max_lora_rank", 16),
-        kv_events=common.kv_events,
-        **_of_both(context, given),
+        **of_settings(context, "vllm", given),
     )
-
-
-def _of_both(context: EngineContext, given: dict[str, Any]) -> Mapping[str, Any]:
-    """Return what engines for text and for vectors are configured with.
-
-    ``given``: vLLM's own arguments; what isn't taken out of them is passed on.
-    """
-    common: TextEngineSettings | VectorEngineSettings = context.common
-    folder = model_folder(context.model_path, "vllm", "a model directory", "config.json")
-    return {
-        "model_path": str(folder),
-        "role": context.role,
-        "device": common.device,
-        "dtype": given.pop("dtype", "auto"),
-        "max_total_tokens": common.max_total_tokens or None,
-        "max_running_requests": common.max_running_requests or None,
-        "context_length": common.context_length or None,
-        "served_model_name": context.model_name,
-        "warm_up_timeout_s": common.warm_up_timeout_s,
-        "extra": given,
-    }
 
 
 def _read_for_vectors(_own: None, common: VectorEngineSettings) -> EngineArguments:
@@ -104,7 +75,7 @@ def _embedder(_own: None, context: EngineContext) -> Embedder:
     from millstream_server.engines.vllm.embedder import VllmEmbedder  # noqa: PLC0415
 
     given = dict(context.common.engine_args.values)
-    return VllmEmbedder(VllmEngineConfig(**_of_both(context, given)))
+    return VllmEmbedder(VllmEngineConfig(**of_settings(context, "vllm", given)))
 
 
 def _generator(own: VllmSettings, context: EngineContext) -> GeneratorEngine:

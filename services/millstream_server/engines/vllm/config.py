@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from millstream_server.control.engine import Role
-from millstream_server.engines.torch_on_cpu import DEFAULTS, resolved
+from millstream_server.engines.config import EngineConfig
+from millstream_server.engines.torch_on_cpu import DEFAULTS
 from millstream_server.generation.sampling import Ability
 from millstream_server.generation.validation import MAX_TOP_LOGPROBS
 from millstream_server.runtime.errors import EngineFailedError
@@ -25,46 +26,17 @@ Connector = Literal["push", "pull"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmEngineConfig:
+class VllmEngineConfig(EngineConfig):
     """Settings of one vLLM engine."""
 
-    model_path: str
-    role: Role = Role.AGGREGATED
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: str = "auto"
-    """"auto" is the checkpoint's type on a GPU and float32 on the CPU."""
-    bootstrap_host: str = "127.0.0.1"
-    """This engine's address as its P/D peers reach it; NIXL's side channel binds there."""
-    bootstrap_port: int = 8998
-    """Prefill: first port of the side channel, one for each data-parallel rank."""
     connector: Connector = "push"
     """Prefill sends the KV cache while both legs run, or decode reads it once prefill has ended."""
-    transfer_timeout_s: float = 30.0
-    """How long a decode leg waits for prefill."""
-    max_total_tokens: int | None = None
-    """Size of the KV cache of a rank; None: what memory allows on a GPU, 8192 on the CPU."""
-    max_running_requests: int | None = None
-    """Of a rank; None: vLLM decides on a GPU, 16 on the CPU."""
-    context_length: int | None = None
-    served_model_name: str = ""
-    warm_up_timeout_s: float = 120.0
-    max_loras_per_batch: int = 0
-    max_lora_rank: int = 16
-    kv_events: bool = True
-    """Tell what the prefix cache holds, if anybody follows (`VllmEngine.follow_kv`)."""
     kv_publisher: Mapping[str, Any] | None = None
     """vLLM's `KVEventsConfig`; the engine sets it."""
     profile_folder: str = ""
     """Where vLLM writes profiles; the engine sets it."""
     media: Mapping[str, int] | None = None
     """Most items of each kind in a prompt, for a model that takes media; the engine sets it."""
-    extra: Mapping[str, object] = field(default_factory=dict)
-    """Further fields of vLLM's EngineArgs, passed on unchanged."""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether it runs without a GPU."""
-        return resolved(self.device) == "cpu"
 
     @property
     def has_tokenizer(self) -> bool:
@@ -117,7 +89,7 @@ def _defaults(config: VllmEngineConfig) -> dict[str, object]:
 def _managed(config: VllmEngineConfig) -> dict[str, object]:
     arguments: dict[str, object] = {
         "model": config.model_path,
-        "dtype": "float32" if config.on_cpu and config.dtype == "auto" else config.dtype,
+        "dtype": config.resolved_dtype,
         "skip_tokenizer_init": not config.has_tokenizer,
     }
     if config.served_model_name:

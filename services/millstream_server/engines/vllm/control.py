@@ -1,6 +1,6 @@
 """What operators can do with a vLLM engine.
 
-vLLM's client answers utility calls in order, but never when the core process ends: `_Core.call`
+vLLM's client answers utility calls in order, but never when the core process ends: `Core.call`
 notices that.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ from millstream_server.engines.checkpoint import (
     read_checkpoint,
     read_json,
 )
+from millstream_server.engines.gate import Hold
 from millstream_server.engines.operations import (
     check_disk,
     check_files,
@@ -57,7 +58,6 @@ log = get_log(__name__)
 
 T = TypeVar("T")
 _POLL_S = 0.02
-_IDLE_LIMIT_S = 10.0
 _SLEEP_LEVELS = {MemoryTag.WEIGHTS: 1, MemoryTag.KV_CACHE: 1}
 
 
@@ -84,6 +84,19 @@ class Core:
             EngineFailedError: vLLM has ended.
         """
         return await self.lifetime.answer(asyncio.ensure_future(call))
+
+    @contextlib.asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[None]:
+        """Let requests wait in vLLM in the ``with`` block; after it if an operator says so."""
+        gate = self.runs.gate
+        gate.close(Hold.UPDATING)
+        try:
+            await self.call(self.client.pause_scheduler_async("keep", False))  # noqa: FBT003
+            yield
+        finally:
+            gate.release(Hold.UPDATING)
+            if gate.is_open and not self.lifetime.failure:
+                await self.call(self.client.resume_scheduler_async())
 
     async def flush_cache(self) -> None:
         """See `control.operations.CacheControl`; what media left is emptied, too.
@@ -112,7 +125,7 @@ class Pause:
             raise UnsupportedFeatureError(
                 "vLLM can't be paused with RETRACT. Use IN_PLACE, or ABORT."
             )
-        core.runs.paused = True
+        core.runs.gate.close(Hold.PAUSED)
         if mode is PauseMode.ABORT:
             core.runs.pause_out()
             await core.call(core.client.pause_scheduler_async("abort", False))  # noqa: FBT003
@@ -123,7 +136,7 @@ class Pause:
     async def go_on(self) -> None:
         core = self._core
         await core.call(core.client.resume_scheduler_async())
-        core.runs.paused = False
+        core.runs.gate.release(Hold.PAUSED)
 
 
 class Memory:
@@ -143,14 +156,14 @@ class Memory:
                 "vLLM releases the weights and the KV cache together: give KV_CACHE and WEIGHTS."
             )
         await core.flush_cache()
-        core.runs.paused = True
+        core.runs.gate.close(Hold.RELEASED)
         await core.call(core.client.sleep_async(1))
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         core = self._core
         names = [tag.value for tag in MemoryTag if tag in tags]
         if await core.call(core.client.wake_up_async(names)):
-            core.runs.paused = False
+            core.runs.gate.release(Hold.RELEASED)
 
     async def memory_use(self) -> MemoryUse:
         return await asyncio.to_thread(measure, self._core.built.pids(), on_gpu=True)
@@ -178,9 +191,7 @@ class Weights:
         core, path = self._core, _disk(source)
         # Once more, in milliseconds: files may have changed.
         await asyncio.to_thread(check_files, path, self._loaded)
-        # Requests that come meanwhile wait in vLLM.
-        await core.call(core.client.pause_scheduler_async("keep", False))  # noqa: FBT003
-        try:
+        async with core.standing_still():
             try:
                 await self._load(path, version)
             except EngineFailedError:
@@ -192,9 +203,6 @@ class Weights:
                     "vLLM couldn't load the weights; the old ones are in place."
                 ) from error
             self._path, self._version = path, version
-        finally:
-            if not core.lifetime.failure and not core.runs.paused:
-                await core.call(core.client.resume_scheduler_async())
 
     async def _load(self, path: Path, version: str) -> None:
         core = self._core

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,13 @@ from millstream_server.control.engine import (
     warm_up_by_probe,
 )
 from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.engines.vectors import (
+    as_array,
+    check_length,
+    check_ranker,
+    read_config,
+    table_positions,
+)
 from millstream_server.engines.vllm.config import VllmEngineConfig
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.lifetime import VllmLifetime
@@ -57,7 +63,7 @@ class VllmEmbedder:
         self._lifetime.lose(what)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
-        config = _read_config(Path(self._config.model_path))
+        config = read_config(Path(self._config.model_path, "config.json"))
         if _has_positions(config) and config.get("position_embedding_type") is None:
             # transformers no longer writes it, and vLLM's check of it fails without.
             extra = {"hf_overrides": {"position_embedding_type": "absolute"}}
@@ -69,7 +75,11 @@ class VllmEmbedder:
         if not embeds and "classify" not in tasks:
             raise EngineFailedError("vLLM neither embeds nor ranks with this model.")
         if not embeds:
-            _check_ranker(config)
+            check_ranker(
+                config,
+                bert=config.get("model_type") == "bert",
+                segments="which token ids don't say",
+            )
         self._params = built.vllm.PoolingParams(
             task="embed" if embeds else "classify",
             # Vectors of the length 1, and plain logits.
@@ -97,11 +107,11 @@ class VllmEmbedder:
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.embed`; vLLM gives all vectors the length 1."""
         rows = await self._run(inputs)
-        return _array(rows, (len(inputs), self._lifetime.ready()[1].width))
+        return as_array(rows, (len(inputs), self._lifetime.ready()[1].width))
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         rows = await self._run(pairs)
-        return _array([row.reshape(-1)[:1] for row in rows], (len(pairs), 1))[:, 0]
+        return as_array([row.reshape(-1)[:1] for row in rows], (len(pairs), 1))[:, 0]
 
     async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
         """Return what vLLM makes of each input; cancel the call to drop them."""
@@ -174,30 +184,6 @@ class VllmEmbedder:
         await self._outputs.close()
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineFailedError("The model's config.json can't be read.") from error
-    if not isinstance(content, dict):
-        raise EngineFailedError("The model's config.json is not a JSON object.")
-    return content
-
-
-def _check_ranker(config: Mapping[str, Any]) -> None:
-    labels = len(config["id2label"]) if "id2label" in config else int(config.get("num_labels", 2))
-    if labels != 1:
-        raise EngineFailedError(
-            f"The model has {labels} labels: it classifies. A model that ranks has 1."
-        )
-    if config.get("model_type") == "bert" and int(config.get("type_vocab_size", 2)) > 1:
-        raise EngineFailedError(
-            "The model distinguishes query and document by segment types, which token ids don't "
-            "say, so its scores would be wrong. Use a ranker of the class "
-            "XLMRobertaForSequenceClassification."
-        )
-
-
 def _describe(built: BuiltEngine, config: Mapping[str, Any], *, embeds: bool) -> EmbedderInfo:
     """Read what the worker tells its callers."""
     model, scheduler = built.config.model_config, built.config.scheduler_config
@@ -234,19 +220,13 @@ def _positions(config: Mapping[str, Any]) -> int | None:
     """Return how many tokens a table of positions has room for; None: there is no table."""
     if not _has_positions(config):
         return None
-    positions = int(config["max_position_embeddings"])
-    if not _skips_padding(config):
-        return positions
-    return positions - int(config.get("pad_token_id") or 0) - 1  # where the first token is
+    return table_positions(config, after_padding=_skips_padding(config))
 
 
 def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo, padding: int | None) -> None:
     """Refuse what would end vLLM's core process; callers have checked it before."""
     for index, ids in enumerate(inputs):
-        if not 0 < len(ids) <= info.max_input_tokens:
-            raise InvalidRequestError.of(
-                f"inputs[{index}]", f"has {len(ids)} tokens; 1 to {info.max_input_tokens} are taken"
-            )
+        check_length(index, ids, info.max_input_tokens)
         if min(ids) < 0 or max(ids) >= info.vocab_size:
             raise InvalidRequestError.of(f"inputs[{index}]", "has an id outside the vocabulary")
         if padding in ids:
@@ -254,12 +234,3 @@ def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo, padding: int | N
                 f"inputs[{index}]",
                 f"has the id {padding}, this model's padding, which vLLM gives a position",
             )
-
-
-def _array(rows: list[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    array = np.array(rows, np.float32)
-    if array.shape != shape:
-        raise InternalError(f"The engine made {array.shape}, not {shape}.")
-    if not np.isfinite(array).all():
-        raise InternalError("The model made numbers that are not finite of the inputs.")
-    return array

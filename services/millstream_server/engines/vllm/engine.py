@@ -19,6 +19,7 @@ from millstream_server.engines.vllm.control import Core, make_controls
 from millstream_server.engines.vllm.kv_feed import KvFeed
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.lifetime import VllmLifetime
+from millstream_server.engines.vllm.loads import read_load
 from millstream_server.engines.vllm.media import item_limits, media_model
 from millstream_server.engines.vllm.runs import Run, Runs
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
@@ -115,7 +116,7 @@ class VllmEngine:
             dp_rank=dp_rank,
         )
         sink = CollectingSink()
-        self._runs.launch(Run(request, sink, request.engine_id))
+        self._runs.launch(Run(request=request, sink=sink, core_id=request.engine_id))
         finish = await sink.result()
         if finish.reason is FinishReason.CANCELLED:
             raise EngineFailedError("The engine dropped the probe.")
@@ -127,10 +128,10 @@ class VllmEngine:
                 raise InternalError("The request's engine id is in use.")
             channel = built.channel
             run = Run(
-                request,
-                sink,
-                channel.core_id(request) if channel else request.engine_id,
-                channel.parameters(request) if channel else {},
+                request=request,
+                sink=sink,
+                core_id=channel.core_id(request) if channel else request.engine_id,
+                transfer=channel.parameters(request) if channel else {},
             )
         except ServingError as error:
             asyncio.get_running_loop().call_soon(sink.fail, error)
@@ -141,8 +142,8 @@ class VllmEngine:
         self._runs.abort(engine_id)
 
     async def load(self) -> EngineLoad:
-        self._lifetime.ready()
-        return self._runs.load()
+        built, _ = self._lifetime.ready()
+        return read_load(built, self._runs)
 
     async def close(self) -> None:
         if self._lifetime.closed:

@@ -139,10 +139,8 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
     Raises:
         EngineFailedError: the port of a prefill engine is in use.
     """
-    from millstream_server.engines.vllm.launch import check_free  # noqa: PLC0415 - it imports this
-
     if config.role is Role.PREFILL:
-        check_free(config.bootstrap_host, config.bootstrap_port)
+        config.check_bootstrap_port()
         port = config.bootstrap_port
     else:
         # Told to prefill with each registration. Ranks take the ports that follow.

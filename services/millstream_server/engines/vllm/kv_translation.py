@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millstream_server.engines.kv_translation import RehashedBlocks, UnreadableBatchError
+from millstream_server.engines.kv_translation import BlockTranslation, UnreadableBatchError
 from millstream_server.engines.vllm.kv_feed import LOAD_MARK
 from millstream_server.kv_cache.events import BlocksRemoved, KvEvent, Medium
 from millstream_server.kv_cache.hashing import Namespace
@@ -60,15 +60,10 @@ _BATCH = msgspec.msgpack.Decoder(_Batch)
 _Key = int | bytes
 
 
-class Translation(RehashedBlocks[_Key]):
+class Translation(BlockTranslation[_Key]):
     """Translates one rank's events, in order."""
 
     def batch(self, payload: bytes) -> list[KvEvent]:
-        """Translate a batch.
-
-        Raises:
-            UnreadableBatchError: it isn't what vLLM sends.
-        """
         try:
             events = _BATCH.decode(payload).events
         except msgspec.DecodeError as error:

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,20 +213,3 @@ def _eos(vllm_config: Any) -> frozenset[int]:
         if ids is not None:
             found |= {ids} if isinstance(ids, int) else set(ids)
     return frozenset(found)
-
-
-def check_free(host: str, port: int) -> None:
-    """Refuse a port in use, with a sentence that names the setting.
-
-    Raises:
-        EngineFailedError: it can't be bound.
-    """
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise EngineFailedError(
-                f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
-            ) from error

@@ -41,5 +41,5 @@ class VllmLifetime(EngineLifetime[BuiltEngine, InfoT]):
 
     async def close(self) -> None:
         """Stop vLLM's processes, also while they start."""
-        if self._ended():
+        if self._end():
             await self._start.end()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.control.engine import EngineLoad, RankLoad, Role
+from millstream_server.control.engine import Role
+from millstream_server.engines.gate import Gate
+from millstream_server.engines.open_request import OpenRequest
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.media import media_features
 from millstream_server.engines.vllm.outputs import Outputs
@@ -25,58 +27,31 @@ from millstream_server.engines.vllm.translate import (
     read_prompt_logprobs,
     sampling_params,
 )
-from millstream_server.generation.output import Finish, FinishReason, OutputSink
-from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.output import Finish
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     EngineFailedError,
     InternalError,
     KvTransferError,
     ServingError,
-    WorkerPausedError,
 )
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-_PAUSED_S = 1.0
-"""After this time a client may retry what a pause has ended."""
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Run(OpenRequest):
+    """One request on its way through vLLM; its task prepares and sends it."""
 
-@dataclass(slots=True, eq=False)
-class Run:
-    """One request on its way through vLLM."""
-
-    request: GenerationRequest
-    sink: OutputSink
     core_id: str
     """Its id at vLLM."""
     transfer: dict[str, Any] = field(default_factory=dict)
     """vLLM's parameters of its hand-off."""
-    task: asyncio.Task[None] | None = None
-    """Prepares and sends it."""
     sent: bool = False
-    aborted: bool = False
-    failed_by_us: ServingError | None = None
-    """Why we have aborted it, if the caller didn't ask for that."""
-    over: bool = False
     progress: Progress = field(default_factory=Progress)
     timer: asyncio.TimerHandle | None = None
     """Decode: ends the wait for prefill."""
-
-    def end(self, result: Finish | ServingError) -> None:
-        """Report the end, unless it was reported."""
-        if self.over:
-            return
-        self.over = True
-        if self.timer is not None:
-            self.timer.cancel()
-        if isinstance(result, ServingError):
-            self.sink.fail(result)
-        elif result.reason is FinishReason.CANCELLED and self.failed_by_us is not None:
-            self.sink.fail(self.failed_by_us)
-        else:
-            self.sink.finish(result)
 
 
 class Runs:
@@ -84,8 +59,9 @@ class Runs:
 
     def __init__(self, role: Role, transfer_timeout_s: float, lose: Callable[[str], None]) -> None:
         """``lose`` is called when vLLM ends; `start` before the first `launch`."""
-        self.paused = False
-        """Whether an operator has paused it: hand-offs may take longer then."""
+        self.gate = Gate()
+        """Why vLLM's scheduler stands still, if it does: requests wait there, where aborts reach
+        them. Hand-offs may take longer then."""
         self.adapters: dict[str, Any] = {}
         """vLLM's requests of loaded LoRA adapters, by name."""
         self.outputs = Outputs(self._received, lose)
@@ -110,6 +86,10 @@ class Runs:
         """Return the number of open requests."""
         return len(self._by_id)
 
+    def __iter__(self) -> Iterator[Run]:
+        """Return the open requests, oldest first."""
+        return iter(self._by_id.values())
+
     # ---- requests --------------------------------------------------------------------------------
 
     def launch(self, run: Run) -> None:
@@ -122,7 +102,7 @@ class Runs:
     async def _send(self, run: Run) -> None:
         assert self._built is not None  # noqa: S101 - `start` comes first
         try:
-            message = await self._prepared(self._built, run)
+            message = await _message(self._built, run, self._role, self.adapters)
             if run.aborted or run.over:
                 self._forget(run)
                 run.end(cancelled(run.request, run.progress))
@@ -141,25 +121,9 @@ class Runs:
             self._forget(run)
             run.end(InternalError("The engine could not take the request."))
 
-    async def _prepared(self, built: BuiltEngine, run: Run) -> Any:
-        request = run.request
-        if request.sampling.constraint is not None:
-            params = await asyncio.to_thread(
-                sampling_params, built, request, self._role, run.transfer
-            )
-        else:
-            params = sampling_params(built, request, self._role, run.transfer)
-        features: Sequence[Any] = ()
-        if request.prompt.media:  # in a thread: it reads every number
-            features = await asyncio.to_thread(media_features, built, request, self._role)
-        adapter = None
-        if request.adapter and (adapter := self.adapters.get(request.adapter)) is None:
-            raise AdapterNotFoundError(
-                f"The LoRA adapter {request.adapter!r} isn't loaded on this worker."
-            )
-        return core_request(built, request, run.core_id, params, adapter=adapter, features=features)
-
     def _forget(self, run: Run) -> None:
+        if run.timer is not None:
+            run.timer.cancel()
         self._by_id.pop(run.request.engine_id, None)
         self._at_core.pop(run.core_id, None)
 
@@ -169,7 +133,9 @@ class Runs:
         def late() -> None:
             if run.over or run.progress.emitted:
                 return
-            if self.paused or any(stats.num_waiting_reqs for stats in self.outputs.stats.values()):
+            if not self.gate.is_open or any(
+                stats.num_waiting_reqs for stats in self.outputs.stats.values()
+            ):
                 self._wait_for_peer(run)  # it may still be queued itself
                 return
             run.failed_by_us = KvTransferError("The KV cache didn't come from prefill in time.")
@@ -214,9 +180,7 @@ class Runs:
     def pause_out(self) -> None:
         """Say that a pause ends what vLLM has; it sends the end of each."""
         for run in self._at_core.values():
-            run.failed_by_us = WorkerPausedError(
-                "An operator paused this worker.", retry_delay_s=_PAUSED_S
-            )
+            run.pause_out()
 
     def uses(self, adapter: str) -> bool:
         """Return whether an open request uses a LoRA adapter."""
@@ -272,16 +236,7 @@ class Runs:
         if str(output.finish_reason) == "abort" and (run.aborted or run.failed_by_us):
             run.end(cancelled(run.request, run.progress))
             return
-        try:
-            channel = self._built.channel
-            data = (
-                channel.finished(run.request, output.kv_transfer_params)
-                if channel is not None and run.transfer
-                else None
-            )
-            result = conclude(output, run.request, run.progress, data)
-        except ServingError as error:
-            result = error
+        result = _result(self._built, run, output)
         if isinstance(result, ServingError):
             log.warning(
                 "vLLM failed a request",
@@ -290,62 +245,6 @@ class Runs:
             )
         run.end(result)
 
-    # ---- load and end ----------------------------------------------------------------------------
-
-    def load(self) -> EngineLoad:
-        """Return the load as of each rank's last step.
-
-        vLLM takes one more step after its last request, and steps while blocks are kept for decode:
-        so an idle rank has told that its blocks are back.
-        """
-        assert self._built is not None  # noqa: S101 - `start` comes first
-        built = self._built
-        ranks = [self._of_rank(rank, built.rank_blocks) for rank in range(built.ranks)]
-        running = sum(load.running_requests for load in ranks)
-        queued = sum(load.queued_requests for load in ranks)
-        # Those on their way to a rank are in no message yet.
-        coming = max(0, len(self._by_id) - running - queued)
-        if len(ranks) == 1:
-            (only,) = ranks
-            ranks = [
-                RankLoad(
-                    running_requests=only.running_requests,
-                    queued_requests=queued + coming,
-                    queued_tokens=self._queued_tokens(queued + coming),
-                    used_blocks=only.used_blocks,
-                    total_blocks=only.total_blocks,
-                )
-            ]
-        return EngineLoad(
-            running_requests=running,
-            queued_requests=queued + coming,
-            used_blocks=sum(load.used_blocks for load in ranks),
-            total_blocks=sum(load.total_blocks for load in ranks),
-            ranks=tuple(ranks),
-        )
-
-    def _of_rank(self, rank: int, blocks: int) -> RankLoad:
-        stats = self.outputs.stats.get(rank)
-        if stats is None:
-            return RankLoad(
-                running_requests=0, queued_requests=0, used_blocks=0, total_blocks=blocks
-            )
-        running = min(stats.num_running_reqs, len(self._by_id))
-        waiting = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
-        return RankLoad(
-            running_requests=running,
-            queued_requests=min(waiting, len(self._by_id) - running),
-            used_blocks=round(stats.kv_cache_usage * blocks),
-            total_blocks=blocks,
-        )
-
-    def _queued_tokens(self, queued: int) -> int:
-        """Return the prompt tokens of the requests that have had no output yet."""
-        if not queued:
-            return 0
-        waiting = [run for run in self._by_id.values() if not run.progress.emitted]
-        return sum(len(run.request.token_ids) for run in waiting[-queued:])
-
     async def close(self) -> None:
         """Stop reading; the requests were ended before."""
         if self._aborter is not None:
@@ -353,3 +252,32 @@ class Runs:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._aborter
         await self.outputs.close()
+
+
+async def _message(built: BuiltEngine, run: Run, role: Role, adapters: Mapping[str, Any]) -> Any:
+    """Make vLLM's request; what takes long is done in threads."""
+    request = run.request
+    if request.sampling.constraint is not None:
+        params = await asyncio.to_thread(sampling_params, built, request, role, run.transfer)
+    else:
+        params = sampling_params(built, request, role, run.transfer)
+    features: Sequence[Any] = ()
+    if request.prompt.media:  # it reads every number
+        features = await asyncio.to_thread(media_features, built, request, role)
+    adapter = None
+    if request.adapter and (adapter := adapters.get(request.adapter)) is None:
+        raise AdapterNotFoundError(
+            f"The LoRA adapter {request.adapter!r} isn't loaded on this worker."
+        )
+    return core_request(built, request, run.core_id, params, adapter=adapter, features=features)
+
+
+def _result(built: BuiltEngine, run: Run, output: Any) -> Finish | ServingError:
+    """Make the end from a request's last output."""
+    data = None
+    if built.channel is not None and run.transfer:
+        try:
+            data = built.channel.finished(run.request, output.kv_transfer_params)
+        except ServingError as error:
+            return error
+    return conclude(output, run.request, run.progress, data)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream_server.engines.kv_translation import RehashedBlocks, UnreadableBatchError
+from millstream_server.engines.kv_translation import BlockTranslation, UnreadableBatchError
 from millstream_server.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
@@ -71,15 +71,10 @@ _TOKEN_MASK = (1 << 32) - 1
 _HASH_MASK = (1 << 64) - 1
 
 
-class Translation(RehashedBlocks[int]):
+class Translation(BlockTranslation[int]):
     """Translates one rank's events, in order. Only adapters' blocks have hashes of our own."""
 
     def batch(self, payload: bytes) -> list[KvEvent]:
-        """Translate a batch.
-
-        Raises:
-            UnreadableBatchError: it isn't what SGLang sends.
-        """
         try:
             events = _BATCH.decode(payload).events
         except msgspec.DecodeError as error:

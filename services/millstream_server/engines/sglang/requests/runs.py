@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from millstream_server.control.engine import Role
 from millstream_server.engines.gate import Gate, Hold
+from millstream_server.engines.open_request import OpenRequest
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.loads import RankProgress
@@ -24,38 +25,26 @@ from millstream_server.engines.sglang.requests.translate import (
     read_chunk,
     translate_exception,
 )
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
-from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.output import TokenLogprob
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     EngineFailedError,
     InternalError,
     ServingError,
-    WorkerPausedError,
 )
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-_PAUSED_S = 1.0
-"""After this time a client may retry what a pause has ended."""
 
-
-@dataclass(slots=True, eq=False)
-class Run:
+@dataclass(slots=True, eq=False, kw_only=True)
+class Run(OpenRequest):
     """One request on its way through SGLang."""
 
-    request: GenerationRequest
-    sink: OutputSink
     arguments: dict[str, object]
-    task: asyncio.Task[None] | None = None
     started: bool = False
     preparing: bool = False
     """It waits for KV cache, for the gate, or for its media: SGLang doesn't know it yet."""
-    aborted: bool = False
-    paused_out: bool = False
-    """A pause ended it."""
-    over: bool = False
     taken: int = 0
     """Tokens SGLang has handed over."""
     emits: bool = True
@@ -71,20 +60,6 @@ class Run:
         self.end(InternalError("The worker failed to pass on the request's output."))
         if self.task is not None:
             self.task.cancel()
-
-    def end(self, result: Finish | ServingError) -> None:
-        """Report the end, unless it was reported."""
-        if self.over:
-            return
-        self.over = True
-        if isinstance(result, ServingError):
-            self.sink.fail(result)
-        elif self.paused_out and result.reason is FinishReason.CANCELLED:
-            self.sink.fail(
-                WorkerPausedError("An operator paused this worker.", retry_delay_s=_PAUSED_S)
-            )
-        else:
-            self.sink.finish(result)
 
 
 class Runs:
@@ -214,7 +189,7 @@ class Runs:
     def pause_out(self) -> None:
         """End all requests with `WorkerPausedError`."""
         for engine_id, run in list(self._runs.items()):
-            run.paused_out = True
+            run.pause_out()
             self.abort(engine_id)
 
     def fail_all(self, message: str) -> None:
