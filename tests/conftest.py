@@ -171,6 +171,8 @@ def _begin_forking(files: Iterable[Path], *, sglang: bool) -> None:
         forked.begin("services")
     if sglang:
         forked.begin("sglang")
+    if sglang and _HAS_VLLM:  # a fleet of both
+        forked.begin("services", "vllm")
 
 
 @pytest.hookimpl(trylast=True)

@@ -175,6 +175,7 @@ def _preload(kind: str) -> None:
         stand_in = importlib.import_module("millstream_server.engines.sglang.cpu")
         stand_in.activate()
     if kind == "vllm":
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when PyTorch is imported
         importlib.import_module("millstream_server.engines.torch_on_cpu").prepare()
         importlib.import_module("millstream_server.engines.vllm.nixl_on_cpu").install()
     with warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """Start processes by forking them from one that has imported what they need.
 
 `start` gives a process of its own: own id, session, environment, log, signals and exit code. A
-service on simulated engines starts in 50 ms instead of 2 s, one on SGLang or vLLM in seconds instead
-of 15.
+service on simulated engines starts in 50 ms instead of 2 s, one on SGLang or vLLM in 2 to 4 s
+instead of 15.
 
 Only what a pytest session starts is forked (`tests/conftest.py` calls `begin`). Elsewhere, and
 where a job needs an interpreter of its own, a new one is started.
