@@ -64,7 +64,7 @@ test: setup setup-deploy ## all tests, real SGLang among them (some 15 minutes o
 
 # vLLM leaves a ZeroMQ context open when its start fails.
 test-vllm: setup-vllm ## tests of vLLM, on real engines, in an environment of their own (some 3 minutes)
-	@$(VLLM)/bin/python -m pytest -m vllm -W "ignore:Unclosed context:ResourceWarning" $(or $(TESTS),$(VLLM_TESTS))
+	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm -W "ignore:Unclosed context:ResourceWarning" $(or $(TESTS),$(VLLM_TESTS))
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)

@@ -11,9 +11,9 @@ import pytest_asyncio
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Sampling
 from millstream_server.media.items import Content, Modality
-from tests.support.engines.vllm_engines import Started, result, started
+from tests.support.engines.vllm_engines import Started, result, started, started_pair
 from tests.support.media.reference_media import Case, make_case
-from tests.support.models.vision_models import clip, picture
+from tests.support.models.vision_models import clip, make_vision_model, picture, widen_heads
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -80,3 +80,23 @@ async def test_videos(seeing: Started, vision: Path, content: Content) -> None:
     for text, images, videos in asked:
         case = make_case(vision, text, images, videos, content=content)
         case.check((await seeing.answer(_request(case))).token_ids)
+
+
+async def test_images_at_prefill_and_their_geometry_at_decode(vision: Path) -> None:
+    async with started_pair(vision, max_running_requests=4) as pair:
+        for seeds in ((0,), (1, 2)):
+            case = _images(vision, *seeds)
+            got, first, last = await pair.hand_off(_request(case), at_decode=case.at_decode)
+            case.check(got)
+            assert first.media_tokens == last.media_tokens > 0
+
+
+async def test_images_of_qwen3_vl(tmp_path: Path) -> None:
+    """Its rows have a part for each of the first layers; its videos are refused by name."""
+    model = widen_heads(make_vision_model(tmp_path, "qwen3_vl"))
+    async with started(model, max_running_requests=4) as engine:
+        assert engine.info.media is not None
+        assert engine.info.media.modalities == {Modality.IMAGE}
+        for content in Content:
+            case = _images(model, 1, 2, content=content)
+            case.check((await engine.answer(_request(case))).token_ids)

@@ -6,89 +6,41 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import pytest_asyncio
 
-from millstream_server.control.engine import Role
-from millstream_server.engines.vllm.config import Connector
-from millstream_server.generation.output import Finish, FinishReason
-from millstream_server.generation.request import GenerationRequest, new_engine_id
-from millstream_server.generation.ticket import EngineData, Ticket, TicketKey
+from millstream_server.generation.output import FinishReason
+from millstream_server.generation.ticket import EngineData
 from millstream_server.runtime.errors import InvalidRequestError, KvTransferError
 from tests.support.engines.vllm_engines import (
+    KEY,
     LONG,
     PROMPTS,
+    Pair,
     Started,
     generation,
     result,
-    started,
+    started_pair,
 )
-from tests.support.processes.ports import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
-_KEY = TicketKey(bytes(32))
 _TIMEOUT_S = 6.0
-
-
-class Pair:
-    """A prefill and a decode engine, and requests that meet."""
-
-    def __init__(self, prefill: Started, decode: Started) -> None:
-        self.prefill = prefill
-        self.decode = decode
-
-    def ticket(self) -> Ticket:
-        """Mint one as the Processor does before prefill starts."""
-        transfer = self.prefill.info.kv_transfer
-        assert transfer is not None
-        data = None if transfer.prefill_first else EngineData(transfer.kind, transfer.data)
-        return _KEY.mint(self.prefill.info.bootstrap_host, 0, None, data)
-
-    async def hand_off(
-        self, request: GenerationRequest, *, decode_first: bool = False, apart_s: float = 0.0
-    ) -> tuple[list[int], Finish, Finish]:
-        """Run both legs in the order of the engines; return decode's tokens and both ends."""
-        legs = [replace(request, engine_id=new_engine_id(), ticket=self.ticket()) for _ in "pd"]
-        legs[1] = replace(legs[1], ticket=legs[0].ticket)
-        assert self.prefill.info.kv_transfer is not None
-        if self.prefill.info.kv_transfer.prefill_first:
-            first = await result(self.prefill.submit(legs[0]))
-            assert legs[1].ticket is not None
-            assert first.engine_data is not None
-            legs[1] = replace(legs[1], ticket=_KEY.renew(legs[1].ticket, first.engine_data))
-            sink = self.decode.submit(legs[1])
-            return sink.token_ids, first, await result(sink)
-        if decode_first:
-            sink = self.decode.submit(legs[1])
-            await asyncio.sleep(apart_s)
-            before = self.prefill.submit(legs[0])
-        else:
-            before = self.prefill.submit(legs[0])
-            await asyncio.sleep(apart_s)
-            sink = self.decode.submit(legs[1])
-        return sink.token_ids, await result(before), await result(sink)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["push", "pull"])
 async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
-    connector: Connector = request.param
-    async with AsyncExitStack() as running:
-        roles: dict[str, Any] = {"connector": connector, "max_running_requests": 8}
-        roles |= {"transfer_timeout_s": _TIMEOUT_S}
-        prefill, decode = await asyncio.gather(
-            running.enter_async_context(
-                started(model, role=Role.PREFILL, bootstrap_port=free_port(), **roles)
-            ),
-            running.enter_async_context(started(model, role=Role.DECODE, **roles)),
-        )
-        yield Pair(prefill, decode)
+    async with started_pair(
+        model,
+        connector=request.param,
+        max_running_requests=8,
+        transfer_timeout_s=_TIMEOUT_S,
+    ) as running:
+        yield running
 
 
 async def _idle(engine: Started) -> None:
@@ -149,7 +101,7 @@ async def test_an_abort_of_decode_while_it_runs(pair: Pair) -> None:
     prefill = replace(generation([18] * 300, ticket=ticket))
     if pair.prefill.info.kv_transfer and pair.prefill.info.kv_transfer.prefill_first:
         first = await result(pair.prefill.submit(prefill))
-        ticket = _KEY.renew(ticket, first.engine_data)
+        ticket = KEY.renew(ticket, first.engine_data)
     else:
         pair.prefill.submit(prefill)
     request = generation([18] * 300, LONG, ticket=ticket, ignore_eos=True)
@@ -172,6 +124,7 @@ async def test_a_prefill_that_never_comes(pair: Pair) -> None:
     with pytest.raises(KvTransferError):
         await result(sink)
     assert time.monotonic() - begun >= _TIMEOUT_S - 0.5
+    await _idle(pair.decode)
 
 
 async def test_a_prefill_that_is_gone(pair: Pair) -> None:
@@ -209,6 +162,6 @@ async def test_data_of_another_prompt(pair: Pair) -> None:
         pytest.skip("the legs meet by the ticket's room")
     ticket = pair.ticket()
     first = await result(pair.prefill.submit(generation([24] * 50, ticket=ticket)))
-    second = generation([25] * 50, ticket=_KEY.renew(ticket, first.engine_data))
+    second = generation([25] * 50, ticket=KEY.renew(ticket, first.engine_data))
     with pytest.raises(InvalidRequestError, match="another prompt"):
         await result(pair.decode.submit(second))

@@ -57,7 +57,7 @@ SGLANG: tuple[Kind, ...] = (
     *("xlmr_ranker", "bert_ranker", "qwen3_answers"),
 )
 TRANSFORMERS: tuple[Kind, ...] = ("bert_mean", "bert_segments", "qwen3_head", "qwen3_logit")
-VLLM: tuple[Kind, ...] = ("qwen3", "xlmr", "xlmr_ranker")
+VLLM: tuple[Kind, ...] = ("qwen3", "bert", "xlmr", "xlmr_ranker", "bert_ranker")
 PADDING = 3
 TOLERANCE = 1e-4
 INPUTS = [[5, 6, 7, 8], [9, 10, 11], [4], list(range(20, 120)), [3, 4, 5], [8, 7, 6, 5]]

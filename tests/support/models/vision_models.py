@@ -248,6 +248,23 @@ def make_vision_model(directory: Path, family: FamilyName) -> Path:
     return directory
 
 
+def widen_heads(directory: Path) -> Path:
+    """Halve the number of a Qwen3-VL's text heads: vLLM's on a CPU have 32 numbers or more."""
+    from safetensors.numpy import load_file, save_file  # noqa: PLC0415 - only few tests need it
+
+    config = json.loads((directory / "config.json").read_text())
+    text = config["text_config"]
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    text["rope_parameters"]["mrope_section"] = [8, 4, 4]
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = load_file(directory / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weights[name] = np.concatenate([tensor, tensor])
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
 def _tokenizer_config(family: FamilyName) -> dict[str, Any]:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,6 +1,6 @@
 """A process that imports once and then forks one process a job, in milliseconds.
 
-`python -m tests.support.processes.fork_server services|sglang LISTENER LIFE`;
+`python -m tests.support.processes.fork_server services|sglang|vllm LISTENER LIFE`;
 `processes.forked` starts it and writes the jobs.
 LISTENER is the number of an open SOCK_SEQPACKET socket: each connection brings one message, a job
 as JSON, with four file descriptors: stdin, stdout, stderr, and the pipe that gets the process's
@@ -9,10 +9,10 @@ id and later its exit code. When the other end of LIFE closes, all that still ru
 A forked process runs its module as `python -m` would, with the environment, folder, session and
 streams that the job names. What differs from `python -m`: all is imported already.
 
-SGLang starts its scheduler and detokenizer with multiprocessing's "spawn". In a process of the
-"sglang" kind they are forked, too, from a copy of the process made before its first thread: this is
-Python's own "forkserver", with the copy in place of a new interpreter. Arguments are pickled, as
-for "spawn".
+SGLang starts its scheduler and detokenizer with multiprocessing's "spawn", and vLLM its core
+process. In a process of these kinds they are forked, too, from a copy of the process made before
+its first thread: this is Python's own "forkserver", with the copy in place of a new interpreter.
+Arguments are pickled, as for "spawn".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOAD_VARIABLE = "MILLSTREAM_TEST_PRELOAD"
-"""In a job's environment: further modules for it and the processes that SGLang starts for it."""
+"""In a job's environment: further modules for it and the processes that its engine starts."""
 
 NESTED_VARIABLE = "MILLSTREAM_TEST_NESTED"
 """In a job's environment, with any value: the processes that SGLang starts will start others, as
@@ -67,6 +67,16 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = {
         "sglang.srt.managers.detokenizer_manager",
         "sglang.srt.managers.scheduler",
         "sglang.srt.models.llama",
+    ),
+    "vllm": (
+        "millstream_server.decode.app",
+        "millstream_server.engines.vllm.engine",
+        "millstream_server.runtime.lifecycle.main",
+        "millstream_server.worker.app",
+        "vllm.engine.arg_utils",
+        "vllm.v1.engine.core_client",
+        "vllm.v1.worker.cpu_worker",
+        "vllm.model_executor.models.llama",
     ),
 }
 
@@ -164,6 +174,10 @@ def _preload(kind: str) -> None:
     if kind == "sglang":
         stand_in = importlib.import_module("millstream_server.engines.sglang.cpu")
         stand_in.activate()
+    if kind == "vllm":
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when PyTorch is imported
+        importlib.import_module("millstream_server.engines.torch_on_cpu").prepare()
+        importlib.import_module("millstream_server.engines.vllm.nixl_on_cpu").install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SGLang tells what this machine lacks
         for name in _PRELOADED[kind]:
@@ -195,6 +209,7 @@ def _run(job: Job, kind: str) -> None:
         stand_in.activate()
         for name in job.environment.get(PRELOAD_VARIABLE, "").split():
             importlib.import_module(name)
+    if kind != "services":
         _fork_instead_of_spawning()
     if os.isatty(1):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -202,13 +217,15 @@ def _run(job: Job, kind: str) -> None:
     runpy.run_module(job.module, run_name="__main__", alter_sys=True)
 
 
-# ---- the processes that SGLang starts --------------------------------------------------------
+# ---- the processes that engines start --------------------------------------------------------
 
 
-def fork_engine_processes() -> None:
-    """Import in this interpreter what SGLang's processes need, and let them be forked from it."""
-    _preload("sglang")
-    _fork_instead_of_spawning()
+def fork_engine_processes(kind: str = "sglang") -> None:
+    """Import in this interpreter what an engine's processes need; let them be forked from it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a pytest makes them errors, and the copy keeps that
+        _preload(kind)
+        _fork_instead_of_spawning()
 
 
 def _fork_instead_of_spawning() -> None:
@@ -261,6 +278,8 @@ def _prepare(data: dict[str, Any], prepare: Any = spawn.prepare) -> None:
         policy.CLIP_MAX_NEW_TOKENS = int(clip)
     if os.environ.pop(NESTED_VARIABLE, ""):
         _fork_instead_of_spawning()
+    if "VLLM_WORKER_MULTIPROC_METHOD" in os.environ:  # as `engines/vllm/on_path` does
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     prepare(data)
 
 

@@ -1,7 +1,8 @@
 """Start processes by forking them from one that has imported what they need.
 
 `start` gives a process of its own: own id, session, environment, log, signals and exit code. A
-service on simulated engines starts in 50 ms instead of 2 s, one on SGLang in 2 s instead of 15.
+service on simulated engines starts in 50 ms instead of 2 s, one on SGLang or vLLM in 2 to 4 s
+instead of 15.
 
 Only what a pytest session starts is forked (`tests/conftest.py` calls `begin`). Elsewhere, and
 where a job needs an interpreter of its own, a new one is started.
@@ -10,6 +11,7 @@ where a job needs an interpreter of its own, a new one is started.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -24,7 +26,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal, Protocol
 
-Kind = Literal["services", "sglang"]
+Kind = Literal["services", "sglang", "vllm"]
+SUITE_PYTHON = Path(__file__).parents[3] / ".venv" / "bin" / "python"
+"""That of `make setup`, which has SGLang; tests of vLLM run in another one."""
 Stream = IO[bytes] | int
 # Read when an interpreter or a library starts: too early for a process that is forked.
 _READ_AT_START = ("PYTHONHASHSEED", "PYTHONDEVMODE", "PROMETHEUS_MULTIPROC_DIR")
@@ -99,7 +103,7 @@ class ForkServer:
             descriptors = (listener.fileno(), theirs.fileno())
             self._process = subprocess.Popen(
                 [
-                    sys.executable,
+                    _python(kind),
                     "-m",
                     "tests.support.processes.fork_server",
                     kind,
@@ -168,6 +172,11 @@ def end() -> None:
         server.end()
 
 
+def _python(kind: Kind) -> str:
+    elsewhere = kind == "sglang" and importlib.util.find_spec("sglang") is None
+    return str(SUITE_PYTHON) if elsewhere else sys.executable
+
+
 def _address_name(kind: Kind) -> str:
     return f"MILLSTREAM_TEST_FORK_{kind.upper()}"
 
@@ -199,7 +208,7 @@ def start(
     if module.startswith("tests."):  # it is found from any folder
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [_python(kind), "-m", module, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,

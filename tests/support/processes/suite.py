@@ -106,8 +106,10 @@ class ServiceProcess:
 
     @property
     def _kind(self) -> forked.Kind:
-        simulated = self.flags.get("engine") == "simulated"
-        return "sglang" if self.flags.get("model_path") and not simulated else "services"
+        engine = self.flags.get("engine")
+        if engine == "vllm":
+            return "vllm"
+        return "sglang" if self.flags.get("model_path") and engine != "simulated" else "services"
 
     def wait_serving(self, timeout_s: float = 120) -> None:
         """Wait until health says SERVING; fails with the log when the process ends first."""

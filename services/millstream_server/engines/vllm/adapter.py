@@ -59,6 +59,7 @@ def engine_config(own: VllmSettings, context: EngineContext) -> VllmEngineConfig
     given = dict(context.common.engine_args.values)
     return VllmEngineConfig(
         connector=own.kv_connector,
+        metrics=context.metrics,
         **of_settings(context, "vllm", given),
     )
 

@@ -55,6 +55,7 @@ GENERATION: Mapping[str, str] = {
     "enable_mm_embeds": _OURS,
     "mm_processor_cache_gb": _OURS,
     "mm_device_do_normalize": _OURS,
+    "worker_extension_cls": _OURS,
 }
 """Of the engine of a prefill or decode worker."""
 

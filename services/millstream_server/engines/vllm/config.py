@@ -31,6 +31,8 @@ class VllmEngineConfig(EngineConfig):
 
     connector: Connector = "push"
     """Prefill sends the KV cache while both legs run, or decode reads it once prefill has ended."""
+    metrics: bool = False
+    """Export vLLM's own metrics (`engines.vllm.metrics`)."""
     kv_publisher: Mapping[str, Any] | None = None
     """vLLM's `KVEventsConfig`; the engine sets it."""
     profile_folder: str = ""
@@ -166,4 +168,7 @@ def engine_environment(config: VllmEngineConfig) -> dict[str, str]:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
             "VLLM_CPU_OMP_THREADS_BIND", "nobind"
         )
+        if config.extra.get("enforce_eager", True):
+            # Else the first logprobs stop all requests for 7 s: one function of theirs is compiled.
+            environment["TORCHDYNAMO_DISABLE"] = os.environ.get("TORCHDYNAMO_DISABLE", "1")
     return environment

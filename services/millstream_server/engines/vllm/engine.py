@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+
+from prometheus_client.core import Metric
 
 from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.control.operations import NO_CONTROLS, EngineControls
@@ -21,6 +23,7 @@ from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.lifetime import VllmLifetime
 from millstream_server.engines.vllm.loads import read_load
 from millstream_server.engines.vllm.media import item_limits, media_model
+from millstream_server.engines.vllm.metrics import VllmMetrics, collect
 from millstream_server.engines.vllm.runs import Run, Runs
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
@@ -74,10 +77,14 @@ class VllmEngine:
             tells_kv=self._kv.started(built.ranks),
         )
         self._lifetime.started(built, info, on_failure)
-        self._runs.start(built)
+        self._runs.start(built, VllmMetrics(built) if self._config.metrics else None)
         core = Core(self._config, built, info, self._runs, self._kv, self._lifetime)
         self._controls = await make_controls(core, self._profiles)
         return info
+
+    def metrics(self) -> Iterable[Metric]:
+        """See `worker.engine_metrics.MetricsSource`."""
+        return collect() if self._config.metrics else ()
 
     def load_progress(self) -> LoadProgress:
         """See `control.engine.LoadObserved`."""

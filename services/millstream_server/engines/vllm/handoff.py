@@ -60,6 +60,11 @@ class SideChannel:
         """The kind of its engine data; see kv_transfer.proto."""
         return f"vllm.nixl-{self.connector}"
 
+    @property
+    def is_written_to(self) -> bool:
+        """Whether it waits for prefill to write into its blocks."""
+        return self.role is Role.DECODE and self.connector == "push"
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that vLLM's processes read."""
         return {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.vllm import names
+from millstream_server.engines.vllm import names, withdrawal
 from millstream_server.engines.vllm.config import (
     VllmEngineConfig,
     engine_arguments,
@@ -124,6 +124,8 @@ class EngineStart:
         if channel is not None:
             os.environ.update(channel.environment())
             arguments["kv_transfer_config"] = vllm.KVTransferConfig(**channel.transfer_config())
+            if channel.is_written_to:
+                arguments["worker_extension_cls"] = withdrawal.WORKER
         try:
             vllm_config = _configured(vllm, config, arguments)
         except Exception as error:  # the vendor's seam: pydantic's, ValueError, OSError

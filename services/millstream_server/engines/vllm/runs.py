@@ -17,6 +17,7 @@ from millstream_server.engines.gate import Gate
 from millstream_server.engines.open_request import OpenRequest
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.media import media_features
+from millstream_server.engines.vllm.metrics import VllmMetrics
 from millstream_server.engines.vllm.outputs import Outputs
 from millstream_server.engines.vllm.translate import (
     Progress,
@@ -27,6 +28,7 @@ from millstream_server.engines.vllm.translate import (
     read_prompt_logprobs,
     sampling_params,
 )
+from millstream_server.engines.vllm.withdrawal import Withdrawals
 from millstream_server.generation.output import Finish
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
@@ -72,11 +74,14 @@ class Runs:
         self._at_core: dict[str, Run] = {}
         self._to_abort: list[Run] = []
         self._aborter: asyncio.Task[None] | None = None
+        self._withdrawals: Withdrawals | None = None
 
-    def start(self, built: BuiltEngine) -> None:
+    def start(self, built: BuiltEngine, metrics: VllmMetrics | None) -> None:
         """Use this engine from now on."""
         self._built = built
-        self.outputs.start(built)
+        if built.channel is not None and built.channel.is_written_to:
+            self._withdrawals = Withdrawals(built.client)
+        self.outputs.start(built, metrics)
 
     def __contains__(self, engine_id: str) -> bool:
         """Return whether a request of this id is open."""
@@ -126,6 +131,7 @@ class Runs:
             run.timer.cancel()
         self._by_id.pop(run.request.engine_id, None)
         self._at_core.pop(run.core_id, None)
+        self.outputs.forget(run.core_id)
 
     def _wait_for_peer(self, run: Run) -> None:
         """End a decode leg whose prefill doesn't come: vLLM would wait for ever."""
@@ -173,9 +179,16 @@ class Runs:
             except Exception as error:  # noqa: BLE001 - it is dead; `_read` learns it too
                 log.warning("vLLM didn't take an abort", error=error)
                 return
+            self._withdraw(runs)
             for run in runs:
                 self._forget(run)
                 run.end(cancelled(run.request, run.progress))
+
+    def _withdraw(self, runs: Sequence[Run]) -> None:
+        """Free what aborted decode legs keep for a prefill that hasn't written yet."""
+        if self._withdrawals is not None:
+            waiting = [run for run in runs if run.transfer and not run.progress.emitted]
+            self._withdrawals.add({run.core_id: run.transfer for run in waiting})
 
     def pause_out(self) -> None:
         """Say that a pause ends what vLLM has; it sends the end of each."""
@@ -234,6 +247,7 @@ class Runs:
         assert self._built is not None  # noqa: S101 - `start` comes first
         self._forget(run)
         if str(output.finish_reason) == "abort" and (run.aborted or run.failed_by_us):
+            self._withdraw([run])
             run.end(cancelled(run.request, run.progress))
             return
         result = _result(self._built, run, output)
@@ -247,6 +261,8 @@ class Runs:
 
     async def close(self) -> None:
         """Stop reading; the requests were ended before."""
+        if self._withdrawals is not None:
+            self._withdrawals.close()
         if self._aborter is not None:
             self._aborter.cancel()
             with contextlib.suppress(asyncio.CancelledError):

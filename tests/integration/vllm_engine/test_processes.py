@@ -1,0 +1,323 @@
+"""Services on real vLLM, alone and beside SGLang's of the same model: pairs, kills, cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from millstream.v1 import (
+    decode_pb2_grpc,
+    generation_pb2,
+    processor_pb2,
+    processor_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from millstream_server.engines.vllm.withdrawal import WRITE_S
+from millstream_server.generation.ticket import EngineData, Ticket, TicketKey
+from millstream_testing.waiting import until
+from tests.support.processes import forked
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import TICKET_KEY, ServiceProcess, stop_all
+from tests.support.processor.chats import (
+    CANCEL,
+    Answer,
+    Conversation,
+    completion,
+    gather,
+    options,
+    start,
+)
+from tests.support.telemetry.scraping import Scrape, scrape
+from tests.support.wire.failures import Failure, refusal
+from tests.support.wire.long_streams import LoadWatch, load_of
+from tests.support.worker.worker_streams import decode_stream
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.sglang,
+    pytest.mark.skipif(not forked.SUITE_PYTHON.is_file(), reason="SGLang needs `make setup`"),
+]
+
+_PROMPTS = [[(13 * n + 7 * i) % 900 + 50 for i in range(96 + n)] for n in range(8)]
+_SLOW = [(5 * i) % 900 + 50 for i in range(1900)]
+"""Its prefill takes a second: 16 tokens a step."""
+_FEW = options(8, temperature=0, ignore_eos=True, return_token_ids=True)
+_MANY = options(1800, temperature=0, ignore_eos=True, return_token_ids=True)
+_IDLE_S = 2.0
+_STARTS_S = 120.0
+
+
+@dataclass
+class Fleet:
+    """A pair and a worker of each engine, and a Processor over the pairs, both or vLLM's alone."""
+
+    workers: dict[str, ServiceProcess]
+    fronts: dict[str, ServiceProcess]
+
+    @contextlib.asynccontextmanager
+    async def front(self, name: str) -> AsyncIterator[Any]:
+        async with grpc.aio.insecure_channel(self.fronts[name].address) as channel:
+            await channel.channel_ready()  # deadlines are spent on requests alone
+            yield processor_pb2_grpc.ProcessorServiceStub(channel)
+
+    @contextlib.asynccontextmanager
+    async def loads(self) -> AsyncIterator[tuple[LoadWatch, LoadWatch]]:
+        """Follow vLLM's prefill and decode worker; both are idle."""
+        prefill, decode = (self.workers[name] for name in ("vllm prefill", "vllm decode"))
+        async with load_of(prefill.address) as first, load_of(decode.address) as second:
+            await asyncio.gather(first.idle(30), second.idle(30))
+            yield first, second
+
+    async def restart(self, name: str) -> None:
+        """Start a worker that was killed; wait until the Processors have it again."""
+        self.workers[name].kill()
+        self.workers[name].start()
+        await self.workers[name].until_serving(_STARTS_S)
+        async with self.front("vllm") as stub:
+            await _connected(stub, 2)
+
+
+def _worker(model: Path, log: Path, engine: str, role: str) -> ServiceProcess:
+    flags: dict[str, object] = {
+        "engine": engine,
+        "model_path": model,
+        "model_name": "tiny",
+        "max_total_tokens": 8192,
+        "log_level": "warning",
+        "metrics_listen": f"127.0.0.1:{free_port()}",
+    }
+    if role == "prefill":
+        flags["bootstrap_port"] = free_port()
+        if engine == "vllm":
+            flags["engine_args"] = "--max-num-batched-tokens 16 --no-enable-prefix-caching"
+    elif role == "decode":
+        flags["mode"] = "disaggregated"
+    module = "prefill" if role == "prefill" else "decode"
+    return ServiceProcess(f"millstream_server.{module}", flags, log / f"{engine}-{role}.log")
+
+
+@pytest.fixture(scope="module")
+def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    log = tmp_path_factory.mktemp("logs")
+    workers = {
+        f"{engine} {role}": _worker(model, log, engine, role)
+        for engine in ("vllm", "sglang")
+        for role in ("prefill", "decode", "whole")
+    }
+    addresses = {name: worker.address for name, worker in workers.items()}
+    fronts = {
+        name: ServiceProcess(
+            "millstream_server.processor",
+            {
+                "models": f"tiny={model}",
+                "workers": ",".join(at for who, at in addresses.items() if who in which),
+                "log_level": "warning",
+                "metrics_listen": f"127.0.0.1:{free_port()}",
+            },
+            log / f"front-{name}.log",
+        )
+        for name, which in {
+            "pairs": {who for who in workers if "whole" not in who},
+            "whole": {"vllm whole", "sglang whole"},
+            "vllm": {"vllm prefill", "vllm decode"},
+        }.items()
+    }
+    everything = [*workers.values(), *fronts.values()]
+    try:
+        for service in everything:
+            service.start()
+        for service in everything:
+            service.wait_serving(timeout_s=240)
+        yield Fleet(workers, fronts)
+    finally:
+        stop_all(*everything)
+
+
+async def _connected(stub: Any, count: int) -> None:
+    async def connected() -> bool:
+        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
+        return sum(workers.connected for workers in listed.workers) == count
+
+    await until(connected, 30)
+
+
+async def _answer(stub: Any, ids: list[int]) -> list[int]:
+    return (await gather(stub.Complete(completion(ids, _FEW)))).choices[0].token_ids
+
+
+async def _metrics(service: ServiceProcess) -> Scrape:
+    return await scrape(int(str(service.flags["metrics_listen"]).rpartition(":")[2]))
+
+
+async def _decoded(fleet: Fleet, role: str) -> dict[str, float]:
+    """Return how many requests the workers of a role have ended, by engine."""
+    found = {}
+    for engine in ("vllm", "sglang"):
+        text = await _metrics(fleet.workers[f"{engine} {role}"])
+        family = text.families.get("millstream_worker_stream_requests")
+        samples = family.samples if family else []
+        found[engine] = sum(each.value for each in samples if each.name.endswith("_total"))
+    return found
+
+
+# ---- beside SGLang
+
+
+async def test_pairs_of_two_engines_serve_one_model(fleet: Fleet) -> None:
+    async with fleet.front("pairs") as stub, fleet.front("whole") as other:
+        await asyncio.gather(_connected(stub, 4), _connected(other, 2))
+        wanted = [await _answer(other, ids) for ids in _PROMPTS]
+        for _ in range(3):  # a leg at the other engine's would fail
+            got = await asyncio.gather(*(_answer(stub, ids) for ids in _PROMPTS))
+            assert got == wanted
+    first, second = await _decoded(fleet, "prefill"), await _decoded(fleet, "decode")
+    assert all(count >= 4 for count in (*first.values(), *second.values())), (first, second)
+    text = await _metrics(fleet.fronts["pairs"])
+    assert text.value("millstream_kv_handoffs_total", model="tiny", outcome="ok") == 24
+
+
+async def test_a_prompt_goes_where_it_is_cached(fleet: Fleet) -> None:
+    """Blocks of 32 tokens here and of one there, in one prefix index."""
+    async with fleet.front("whole") as stub:
+        prompts = [[900 - n, *ids] for n, ids in enumerate(_PROMPTS)]
+        await asyncio.gather(*(_answer(stub, ids) for ids in prompts))
+        await asyncio.sleep(0.5)  # their events
+        for ids in prompts:
+            answer = await gather(stub.Complete(completion(ids, _FEW)))
+            assert answer.usage.cached_tokens >= 96
+    ended = await _decoded(fleet, "whole")
+    assert all(ended.values()), ended
+    text = await _metrics(fleet.fronts["whole"])
+    assert text.value("millstream_routing_cached_tokens_total", model="tiny") >= 8 * 96
+    for engine in ("vllm", "sglang"):
+        text = await _metrics(fleet.workers[f"{engine} whole"])
+        assert text.value("millstream_engine_info", engine=engine) == 1
+        _check_own_metrics(text, engine, ended[engine])
+
+
+def _check_own_metrics(text: Scrape, engine: str, ended: float) -> None:
+    """Only the engine's own, under its names; each answer has 8 tokens."""
+    own = {name for name in text.families if name.startswith(("vllm:", "sglang:"))}
+    assert own
+    assert all(name.startswith(f"{engine}:") for name in own)
+    if engine == "vllm":
+        tiny = {"model_name": "tiny", "engine": "0"}
+        warm_up = 1
+        assert text.value("vllm:request_success_total", finished_reason="length", **tiny) == (
+            ended + warm_up
+        )
+        assert text.value("vllm:generation_tokens_total", **tiny) == 8 * ended + 2 * warm_up
+        assert text.value("vllm:time_to_first_token_seconds_count", **tiny) == ended + warm_up
+        assert 0 < text.value("vllm:time_to_first_token_seconds_sum", **tiny) < 60
+        assert text.value("vllm:inter_token_latency_seconds_count", **tiny) == 7 * ended + warm_up
+        assert text.value("vllm:prefix_cache_hits_total", **tiny) >= 96
+        assert text.value("vllm:num_requests_running", **tiny) == 0
+
+
+# ---- cancels
+
+
+@pytest.mark.parametrize("spelling", ["message", "rpc", "deadline"])
+@pytest.mark.parametrize("phase", ["at once", "prefill", "decode"])
+async def test_a_cancel(fleet: Fleet, phase: str, spelling: str) -> None:
+    async with fleet.loads() as (first, second), fleet.front("vllm") as stub:
+        limits = {"at once": 0.01, "prefill": 0.3, "decode": 2.0}
+        deadline = {"timeout": limits[phase]} if spelling == "deadline" else {}
+        chat = Conversation(stub, **deadline)
+        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 120
+        await chat.say(start(text, opts=_MANY))
+        if phase == "prefill":
+            await first.busy(within_s=5)
+        elif phase == "decode":
+            for _ in range(4):
+                await chat.read()
+        if spelling == "message":
+            await chat.say(CANCEL)
+            assert (await chat.answer()).finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+        elif spelling == "rpc":
+            chat.call.cancel()
+        else:
+            with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+                await chat.answer()
+        await first.idle(_IDLE_S)
+        await second.idle(_IDLE_S + WRITE_S)
+
+
+async def test_a_cancel_of_a_leg_whose_cache_does_not_come(fleet: Fleet) -> None:
+    worker = fleet.workers["vllm decode"]
+    async with fleet.loads() as (_, load), grpc.aio.insecure_channel(worker.address) as channel:
+        stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
+        await stream.start(1, _PROMPTS[0], ticket=await _ticket(fleet), max_new_tokens=5)
+        await load.until(lambda report: report.used_blocks > 0, 5)
+        await stream.cancel(1)
+        (view,) = await stream.ended(1)
+        assert view.finish is not None
+        assert view.finish.reason == generation_pb2.FINISH_REASON_CANCELLED
+        await load.idle(_IDLE_S + WRITE_S)
+
+
+async def _ticket(fleet: Fleet) -> Ticket:
+    """Mint one for vLLM's pair, as a Processor does."""
+    about = await _info(fleet.workers["vllm prefill"])
+    data = EngineData(about.kv_transfer.kind, about.kv_transfer.data)
+    return TicketKey.from_hex(TICKET_KEY).mint(about.bootstrap_host, 0, None, data)
+
+
+async def _info(worker: ServiceProcess) -> Any:
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        return (await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+
+
+# ---- kills
+
+
+def _core(processes: list[Any]) -> int:
+    (core,) = (each for each in processes if "EngineCore" in " ".join(each.cmdline()))
+    return int(core.pid)
+
+
+@pytest.mark.parametrize("process", ["main", "core"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_kill(fleet: Fleet, role: str, process: str) -> None:
+    """Requests in all phases at once: those that need the process end, once and to be retried."""
+    worker = fleet.workers[f"vllm {role}"]
+    async with fleet.loads() as loads, fleet.front("vllm") as stub:
+        before = await _answer(stub, _PROMPTS[0])
+        decoding, answer = stub.Complete(completion(_PROMPTS[1], _MANY)), Answer()
+        while not answer.choices:
+            answer.add(await decoding.read())
+        prefilling = stub.Complete(completion(_SLOW, _FEW))
+        await loads[0].busy(within_s=5)
+        everything = psutil.Process(worker.pid).children(recursive=True)
+        os.kill(worker.pid if process == "main" else _core(everything), signal.SIGKILL)
+        _check(await asyncio.wait_for(refusal(prefilling), 5))
+        if role == "decode":
+            _check(await asyncio.wait_for(refusal(decoding), 5))
+        else:  # its cache has come
+            while answer.finished is None:
+                answer.add(await decoding.read())
+            assert answer.usage.completion_tokens == 1800
+        survivor = loads[1] if role == "prefill" else loads[0]
+        await survivor.idle(_IDLE_S + WRITE_S)
+        await worker.until_gone()
+        await until(lambda: not any(each.is_running() for each in everything), 20)
+        await fleet.restart(f"vllm {role}")
+        assert await _answer(stub, _PROMPTS[0]) == before
+
+
+def _check(lost: Failure) -> None:
+    assert lost.code is grpc.StatusCode.UNAVAILABLE, lost
+    assert lost.reason in {"WORKER_LOST", "ENGINE_FAILED", "KV_TRANSFER_FAILED"}, lost
+    assert lost.retryable
