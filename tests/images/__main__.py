@@ -33,7 +33,7 @@ from tests.support.deploy.cluster.pod import Pod
 from tests.support.deploy.deploy_tools import ROOT, Helm, Manifest, tool
 
 sys.path.insert(0, str(ROOT / "deploy" / "images"))
-import build  # type: ignore[import-not-found] - a script beside the Dockerfile
+import build  # type: ignore[import-not-found]  # a script beside the Dockerfile
 
 TARGETS = ("processor", "worker-cpu")
 _REGISTRY = "localhost"
