@@ -161,8 +161,9 @@ def _confinement(made: ImageCluster, pod: Pod) -> str:
 def _children(pid: int) -> list[Path]:
     """List the processes below one, in /proc."""
     found = []
-    for line in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [Path("/proc", line), *_children(int(line))]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [Path("/proc", child), *_children(int(child))]
     return found
 
 
