@@ -33,7 +33,7 @@ from tests.support.deploy.cluster.pod import Pod
 from tests.support.deploy.deploy_tools import ROOT, Helm, Manifest, tool
 
 sys.path.insert(0, str(ROOT / "deploy" / "images"))
-import build  # type: ignore[import-not-found] - a script beside the Dockerfile
+import build  # type: ignore[import-not-found]  # a script beside the Dockerfile
 
 TARGETS = ("processor", "worker-cpu")
 _REGISTRY = "localhost"
@@ -161,8 +161,9 @@ def _confinement(made: ImageCluster, pod: Pod) -> str:
 def _children(pid: int) -> list[Path]:
     """List the processes below one, in /proc."""
     found = []
-    for line in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [Path("/proc", line), *_children(int(line))]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [Path("/proc", child), *_children(int(child))]
     return found
 
 

@@ -122,7 +122,7 @@ class Bundles:
     def root(self, image: str) -> Path:
         """Return where the image's files are."""
         if image not in self._roots:
-            self._working.append(run("buildah", "from", "--pull-never", image).strip())
+            self._working.append(run("buildah", "from", "--pull=never", image).strip())
             self._roots[image] = Path(run("buildah", "mount", self._working[-1]).strip())
         return self._roots[image]
 

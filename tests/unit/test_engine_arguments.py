@@ -60,6 +60,12 @@ def test_types_are_the_engines() -> None:
     assert found.shown == found.values
 
 
+@pytest.mark.parametrize("name", ["no_fuse", "no-fuse"])
+def test_a_file_may_name_the_negation(name: str) -> None:
+    assert read(file={name: True}).values == {"fuse": False}
+    assert read(file={name: False}).values == {"fuse": True}
+
+
 def test_a_file_says_the_same() -> None:
     found = read(
         file={

@@ -157,7 +157,9 @@ class _Parser(argparse.ArgumentParser):
             return []
         if isinstance(value, bool) and isinstance(action, argparse.BooleanOptionalAction):
             negated = next(each for each in action.option_strings if each.startswith("--no-"))
-            return [flag if value else negated]
+            option = "--" + _plain_name(name).replace("_", "-")
+            no = option.startswith("--no-") and "--" + option[5:] in action.option_strings
+            return [flag if value is not no else negated]
         if isinstance(value, bool) and action.nargs == 0:
             return [flag] if value else []
         if action.nargs == 0:
