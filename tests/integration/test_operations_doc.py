@@ -202,7 +202,7 @@ def test_the_trace_is_the_tree_that_is_drawn(printed: dict[str, str]) -> None:
 def test_the_readme_shows_snippets_that_are_tested() -> None:
     blocks = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
     shown = blocks.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    # tests/contract/test_client_doc.py runs those of this page.
+    # tests/integration/test_first_hour.py runs those of this page.
     run = blocks.findall((ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
     assert len(shown) == 3
     assert set(shown) <= set(run)

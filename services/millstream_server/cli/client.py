@@ -53,8 +53,8 @@ _STARTERS = {
     "no model here embeds texts": "`make up ARGS=--all` starts one",
     "no model here ranks documents": "`make up ARGS=--all` starts one",
     "no model here makes videos": "README.md says how to start one",
-    "takes no images": "`make up ARGS=--multimodal` starts one that does",
-    "takes no videos": "`make up ARGS=--multimodal` starts one that does",
+    "takes no image": "`make up ARGS=--multimodal` starts one that does",
+    "takes no video": "`make up ARGS=--multimodal` starts one that does",
 }
 """What servers say is missing, and how it is started on this machine."""
 _ROLES: Mapping[int, str] = {

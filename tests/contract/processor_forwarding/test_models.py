@@ -164,9 +164,9 @@ async def test_a_model_answers_to_its_alias_and_listmodels_says_who_is_asked_by_
 ) -> None:
     names = ModelNames(aliases={"gpt-4o": MODEL})
     async with everything(text_model, bare, names) as (front, _):
-        started = (await chat(front.stub, "hi", model="gpt-4o")).started
-        assert started
-        assert started.model == MODEL
+        answer = await chat(front.stub, "hi", model="gpt-4o")
+        assert answer.started is not None
+        assert answer.started.model == MODEL
         tokenized = processor_pb2.TokenizeRequest(model="gpt-4o", text="hi")
         assert (await front.stub.Tokenize(tokenized)).token_ids
         listed = await front.stub.ListModels(processor_pb2.ListModelsRequest())

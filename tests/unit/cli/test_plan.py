@@ -98,6 +98,10 @@ def test_further_models_have_workers_of_their_own(
     models = commands["processor"][commands["processor"].index("--models") + 1].split(",")
     assert models[:2] == [f"m={options.model}", "image"], "an image model has no tokenizer there"
     assert models[2] == f"dllm={tmp_path / 'dllm'}"
+    assert commands["processor"][-2:] == [
+        "--default-models",
+        "generate_image=image,generate_text=dllm,embed=embedding,rerank=reranker",
+    ]
     for name, flags in {
         "image-1": ["--kind", "image", "--engine", "diffusers", "--model-path"],
         "dllm-1": ["--kind", "text", "--engine", "sglang", "--model-path"],

@@ -39,6 +39,13 @@ DEMOS: Mapping[Task, Path] = {
     Task.EMBEDDING: Path("demo", "embedder", "model"),
     Task.RERANK: Path("demo", "reranker", "model"),
 }
+_ASKED_FOR = {
+    Task.IMAGE: "generate_image",
+    Task.TEXT_DIFFUSION: "generate_text",
+    Task.EMBEDDING: "embed",
+    Task.RERANK: "rerank",
+}
+"""What requests ask each for, as the Processor's --default-models has it."""
 _FILES = {Task.IMAGE: "model_index.json"}
 """The file that a model's directory must have, if that isn't config.json."""
 
@@ -57,6 +64,11 @@ class FurtherModel:
     def processor_entry(self) -> str:
         """Its entry in the Processor's --models: one that makes images needs no tokenizer there."""
         return self.name if self.task is Task.IMAGE else f"{self.name}={self.path}"
+
+    @property
+    def default_entry(self) -> str:
+        """Its entry in the Processor's --default-models: an engine may say that it does more."""
+        return f"{_ASKED_FOR[self.task]}={self.name}"
 
     def engine(self, chats: str) -> str:
         """Return the name of its engine, in a suite whose chats are answered by ``chats``."""

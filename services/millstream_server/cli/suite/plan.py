@@ -209,11 +209,13 @@ class SuitePlan:
     def _processor_flags(self) -> list[str]:
         models = [f"{self.options.model_name}={self.options.model}"]
         models += [further.processor_entry for further in self.options.further]
+        defaults = [further.default_entry for further in self.options.further]
         return [
             *self.processor.flags(),
             *("--workers", ",".join(worker.address for worker in self.workers)),
             *("--models", ",".join(models)),
             *("--policy", self.options.policy.value),
+            *(("--default-models", ",".join(defaults)) if defaults else ()),
         ]
 
     def _model_flags(self) -> list[str]:
