@@ -78,7 +78,7 @@ async def _upload(
     try:
         async with contextlib.aclosing(requests()) as messages:
             async for message in messages:
-                if not await write(call, message):  # type: ignore[arg-type] # any message
+                if not await write(call, message):
                     break
             else:
                 await half_close(call)
