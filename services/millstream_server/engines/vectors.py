@@ -1,49 +1,14 @@
-"""Models that embed or rank: what their config.json says, and checks of inputs and results."""
+"""What engines for vectors and scores check of inputs and of results."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream_server.runtime.errors import EngineFailedError, InternalError, InvalidRequestError
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a file of a model.
-
-    Raises:
-        EngineFailedError: it isn't a JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineFailedError(f"The model's {path.name} can't be read.") from error
-    if not isinstance(content, dict):
-        raise EngineFailedError(f"The model's {path.name} is not a JSON object.")
-    return content
-
-
-def check_ranker(config: Mapping[str, Any], *, bert: bool, segments: str) -> None:
-    """Check that a classifier ranks, by token ids alone; ``segments``: what the engine lacks.
-
-    Raises:
-        EngineFailedError: it doesn't.
-    """
-    labels = len(config["id2label"]) if "id2label" in config else int(config.get("num_labels", 2))
-    if labels != 1:
-        raise EngineFailedError(
-            f"The model has {labels} labels: it classifies. A model that ranks has 1."
-        )
-    if bert and int(config.get("type_vocab_size", 2)) > 1:
-        raise EngineFailedError(
-            f"The model distinguishes query and document by segment types, {segments}, so its "
-            "scores would be wrong. Use a ranker of the class XLMRobertaForSequenceClassification."
-        )
+from millstream_server.runtime.errors import InternalError, InvalidRequestError
 
 
 def table_positions(config: Mapping[str, Any], *, after_padding: bool) -> int:

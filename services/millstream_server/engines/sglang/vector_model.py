@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.vectors import check_ranker, read_config, table_positions
+from millstream_server.engines.vectors import table_positions
 from millstream_server.runtime.errors import EngineFailedError
 
 _LAST, _CLS = "lasttoken", "cls"
@@ -57,14 +57,10 @@ def read_model(path: Path, dimensions: Sequence[int] = ()) -> VectorModel:
     Raises:
         EngineFailedError: it isn't a model that SGLang embeds or ranks with correctly.
     """
-    config = read_config(path / "config.json")
+    config = _json(path / "config.json")
     architecture = _architecture(config)
     if architecture in _RANKERS:
-        check_ranker(
-            config,
-            bert=architecture.startswith("Bert"),
-            segments="and SGLang gives all token ids the first type",
-        )
+        _check_ranker(config, architecture)
     else:
         _check_pooling(path, _LAST if architecture in _DECODERS else _CLS)
     embeds = architecture not in _RANKERS
@@ -81,7 +77,7 @@ def read_model(path: Path, dimensions: Sequence[int] = ()) -> VectorModel:
 
 def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
     """Add the arguments without which SGLang fails with such a model, or is wrong."""
-    on_cpu = config.on_cpu
+    on_cpu = config.resolved_device() == "cpu"
     ability: dict[str, object] = {"is_embedding": True}
     if model.encoder_only:
         ability |= {"disable_radix_cache": True, "chunked_prefill_size": -1}
@@ -96,6 +92,16 @@ def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngine
         )
     running = config.max_running_requests or (_CPU_RUNNING if on_cpu else None)
     return replace(config, ability=ability, max_running_requests=running, multimodal=False)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineFailedError(f"The model's {path.name} can't be read.") from error
+    if not isinstance(content, dict):
+        raise EngineFailedError(f"The model's {path.name} is not a JSON object.")
+    return content
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -115,6 +121,20 @@ def _architecture(config: Mapping[str, Any]) -> str:
     )
 
 
+def _check_ranker(config: Mapping[str, Any], architecture: str) -> None:
+    labels = len(config["id2label"]) if "id2label" in config else int(config.get("num_labels", 2))
+    if labels != 1:
+        raise EngineFailedError(
+            f"The model has {labels} labels: it classifies. A model that ranks has 1."
+        )
+    if architecture.startswith("Bert") and int(config.get("type_vocab_size", 2)) > 1:
+        raise EngineFailedError(
+            "The model distinguishes query and document by segment types, and SGLang gives all "
+            "token ids the first type, so its scores would be wrong. Use a ranker of the class "
+            "XLMRobertaForSequenceClassification."
+        )
+
+
 def _check_pooling(path: Path, ours: str) -> None:
     """Check the files of sentence-transformers, if there are any, against what SGLang does."""
     if (path / "modules.json").is_file():
@@ -126,7 +146,7 @@ def _check_pooling(path: Path, ours: str) -> None:
                 "SGLang would leave out, so its vectors would be wrong."
             )
     if (path / "1_Pooling" / "config.json").is_file():
-        theirs = _pooling(read_config(path / "1_Pooling" / "config.json"))
+        theirs = _pooling(_json(path / "1_Pooling" / "config.json"))
         if theirs and theirs != ours:
             raise EngineFailedError(
                 f"The model's vectors are pooled as {theirs!r}; SGLang pools models of this class "

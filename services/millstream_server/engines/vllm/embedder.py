@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +19,7 @@ from millstream_server.control.engine import (
     warm_up_by_probe,
 )
 from millstream_server.embedding.embedder import EmbedderInfo
-from millstream_server.engines.vectors import (
-    as_array,
-    check_length,
-    check_ranker,
-    read_config,
-    table_positions,
-)
+from millstream_server.engines.vectors import as_array, check_length, table_positions
 from millstream_server.engines.vllm.config import VllmEngineConfig
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.lifetime import VllmLifetime
@@ -63,7 +58,7 @@ class VllmEmbedder:
         self._lifetime.lose(what)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
-        config = read_config(Path(self._config.model_path, "config.json"))
+        config = _read_config(Path(self._config.model_path))
         if _has_positions(config) and config.get("position_embedding_type") is None:
             # transformers no longer writes it, and vLLM's check of it fails without.
             extra = {"hf_overrides": {"position_embedding_type": "absolute"}}
@@ -75,11 +70,7 @@ class VllmEmbedder:
         if not embeds and "classify" not in tasks:
             raise EngineFailedError("vLLM neither embeds nor ranks with this model.")
         if not embeds:
-            check_ranker(
-                config,
-                bert=config.get("model_type") == "bert",
-                segments="which token ids don't say",
-            )
+            _check_ranker(config)
         self._params = built.vllm.PoolingParams(
             task="embed" if embeds else "classify",
             # Vectors of the length 1, and plain logits.
@@ -182,6 +173,30 @@ class VllmEmbedder:
             return
         await self._lifetime.close()
         await self._outputs.close()
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineFailedError("The model's config.json can't be read.") from error
+    if not isinstance(content, dict):
+        raise EngineFailedError("The model's config.json is not a JSON object.")
+    return content
+
+
+def _check_ranker(config: Mapping[str, Any]) -> None:
+    labels = len(config["id2label"]) if "id2label" in config else int(config.get("num_labels", 2))
+    if labels != 1:
+        raise EngineFailedError(
+            f"The model has {labels} labels: it classifies. A model that ranks has 1."
+        )
+    if config.get("model_type") == "bert" and int(config.get("type_vocab_size", 2)) > 1:
+        raise EngineFailedError(
+            "The model distinguishes query and document by segment types, which token ids don't "
+            "say, so its scores would be wrong. Use a ranker of the class "
+            "XLMRobertaForSequenceClassification."
+        )
 
 
 def _describe(built: BuiltEngine, config: Mapping[str, Any], *, embeds: bool) -> EmbedderInfo:
