@@ -147,7 +147,7 @@ def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
 async def _connected(stub: Any, count: int) -> None:
     async def connected() -> bool:
         (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return sum(workers.connected for workers in listed.workers) == count
+        return bool(sum(workers.connected for workers in listed.workers) == count)
 
     await until(connected, 30)
 

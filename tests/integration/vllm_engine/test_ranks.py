@@ -87,7 +87,8 @@ async def pair(model: Path) -> AsyncIterator[Pair]:
             info = await engine.start(lambda _: None)
             await engine.warm_up()
             started.append(Started(engine, info, []))
-        yield Pair(*started, kv)
+        prefill, decode = started
+        yield Pair(prefill, decode, kv)
     finally:
         await asyncio.gather(*(engine.close() for engine in engines))
 
@@ -108,9 +109,12 @@ async def test_each_rank_tells_of_its_own_cache(pair: Pair) -> None:
     for rank in range(_RANKS):
         ids = [*range(200 + 100 * rank, 280 + 100 * rank)]
         await pair.run(ids, rank, 1 - rank)
-        hashes = set(block_hashes(ids, _BLOCK))
-        await until(lambda rank=rank, hashes=hashes: hashes <= pair.kv.ranks[rank])
-        assert not hashes & pair.kv.ranks[1 - rank]
+        await _holds(pair.kv, rank, set(block_hashes(ids, _BLOCK)))
+
+
+async def _holds(kv: KvView, rank: int, hashes: set[int]) -> None:
+    await until(lambda: hashes <= kv.ranks[rank])
+    assert not hashes & kv.ranks[1 - rank]
 
 
 async def test_each_rank_has_its_own_load(pair: Pair) -> None:

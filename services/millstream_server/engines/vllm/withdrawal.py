@@ -66,7 +66,7 @@ class DecodeWorker:
         for core_id, peer in peers.items():
             waiting = connector._recving_metadata.get(core_id)  # noqa: SLF001 - no public one
             if waiting is not None:
-                empty = [[] for _ in waiting.local_block_ids]
+                empty: list[list[int]] = [[] for _ in waiting.local_block_ids]
                 registration = _registration(connector, core_id, peer) | {"local_block_ids": empty}
                 connector._reg_send_inbox.put((core_id, registration))  # noqa: SLF001
                 connector._push_writer_wake.set()  # noqa: SLF001
