@@ -130,7 +130,11 @@ def test_what_runs_in_images_needs_the_base_install_alone(command: str, says: st
 @pytest.mark.parametrize("missing", [line for line in CLI if not line.startswith("shtab")])
 def test_without_its_extra_the_command_line_says_what_to_install(missing: str) -> None:
     others = [line for line in CLI if line != missing]
-    done = _run_with([*BASE, *others], "from millstream_server.cli.entry import main; exit(main())")
+    done = _run_with(
+        [*BASE, *others],
+        "sys.argv[1:] = ['completion', 'bash']\n"
+        "from millstream_server.cli.entry import main; exit(main())",
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "error: the millstream command needs further packages: pip install 'millstream[cli]'\n"

@@ -52,6 +52,7 @@ _STARTERS = {
     "no model here makes images": "`make up ARGS=--all` starts one",
     "no model here embeds texts": "`make up ARGS=--all` starts one",
     "no model here ranks documents": "`make up ARGS=--all` starts one",
+    "no encode worker": "`make up ARGS=--multimodal` starts one",
     "no model here makes videos": "README.md says how to start one",
     "takes no image": "`make up ARGS=--multimodal` starts one that does",
     "takes no video": "`make up ARGS=--multimodal` starts one that does",
@@ -182,8 +183,6 @@ def _in_words(text: str) -> str:
 
 def _starter(error: MillstreamError, server: Destination) -> str:
     """Return how to start what isn't there, if the suite is one of this machine."""
-    if error.code is not grpc.StatusCode.INVALID_ARGUMENT:
-        return ""
     if not parse_target(server.address).loopback:
         return ""
     return next((f"; {how}" for sign, how in _STARTERS.items() if sign in error.message), "")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream_server.cli.flags import Commands, command, fail
+from millstream_server.cli.flags import NEEDS_EXTRA, Commands, command, fail
 
 _SHELLS = ("bash", "zsh", "fish")
 _NOTES = """\
@@ -37,7 +37,7 @@ def _run(args: argparse.Namespace, whole: argparse.ArgumentParser) -> int:
     try:
         import shtab  # noqa: PLC0415 - no other command needs it
     except ModuleNotFoundError:
-        return fail("completion needs shtab: pip install 'millstream[cli]'")
+        return fail(NEEDS_EXTRA)
     for action in _actions(whole):
         of_path = action.type is Path or action.metavar == "FILE"
         if of_path:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -31,10 +32,23 @@ from millstream_server.cli.suite.models import (
 )
 from millstream_server.cli.suite.plan import BOOTSTRAP_PORT, LOOPBACK, PORTS, is_free, python_of
 from millstream_server.cli.suite.processes import is_serving
-from millstream_server.engines.registry import GENERATORS, adapter
+from millstream_server.engines.registry import (
+    DIFFUSERS,
+    EMBEDDERS,
+    GENERATORS,
+    TEXT_DIFFUSERS,
+    Engines,
+    adapter,
+)
 from millstream_server.runtime.settings import SettingsError
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
+_ENGINES: dict[Task, Engines[Any]] = {
+    Task.IMAGE: DIFFUSERS,
+    Task.TEXT_DIFFUSION: TEXT_DIFFUSERS,
+    Task.EMBEDDING: EMBEDDERS,
+    Task.RERANK: EMBEDDERS,
+}
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
@@ -163,6 +177,12 @@ def _further(task: Task, engine: str) -> Finding:
     except SettingsError as error:
         return miss(
             str(error), "use another --engine, or name the models you want instead of --all"
+        )
+    able = _ENGINES[task].names
+    if (name := model.engine(engine)) not in able:
+        return miss(
+            f"{name} can't serve model {model.path}; {' and '.join(able)} can",
+            f"`millstream up --engine {engine}` without --all, with --embedding-model and the like",
         )
     return ok(f"model {model.path} is there")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from millstream_server.cli.admin.commands import add_admin
 from millstream_server.cli.check.command import add_check
-from millstream_server.cli.flags import INTERRUPTED, Commands
+from millstream_server.cli.flags import INTERRUPTED, NEEDS_EXTRA, Commands, fail
 from millstream_server.cli.health import add_health
 from millstream_server.cli.parser import Parser
 
@@ -59,9 +59,5 @@ def _run() -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("rich", "prompt_toolkit", "packaging"):
             raise
-        print(
-            "error: the millstream command needs further packages: pip install 'millstream[cli]'",
-            file=sys.stderr,
-        )
-        return 1
+        return fail(NEEDS_EXTRA)
     return run_any()

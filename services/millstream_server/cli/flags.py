@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+NEEDS_EXTRA = "the millstream command needs further packages: pip install 'millstream[cli]'"
 WRONG_USAGE = 2
 """Exit code where a wrong flag isn't a failure of what is checked."""
 KEY_VARIABLE = "MILLSTREAM_API_KEY"

@@ -130,6 +130,10 @@ def test_what_up_all_will_need(
     for folder in ("drawing", "dllm", "embedder", "reranker"):
         (step,) = (step for what, step in missed.items() if f"demo/{folder}/model is no" in what)
         assert "in a checkout of Millstream" in step
+    monkeypatch.undo()
+    (missing,) = (what for what in _doctor(capsys, "--all", "--engine", "vllm") if "dllm" in what)
+    assert "vllm can't serve model" in missing
+    assert missing.endswith("sglang and simulated can")
     (tmp_path / "config.json").write_text("{}")
     missed = _doctor(capsys, "--multimodal", "--engine", "simulated", "--model", str(tmp_path))
     (step,) = (step for what, step in missed.items() if "takes no images" in what)

@@ -3204,10 +3204,10 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       writer.uint32(90).string(v!);
     }
     for (const v of message.aliases) {
-      writer.uint32(98).string(v!);
+      writer.uint32(106).string(v!);
     }
     if (message.defaultOf.length !== 0) {
-      writer.uint32(106).fork();
+      writer.uint32(114).fork();
       for (const v of message.defaultOf) {
         writer.int32(v);
       }
@@ -3347,22 +3347,22 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
             message.adapters.push(reader.string());
             continue;
           }
-          case 12: {
-            if (tag !== 98) {
+          case 13: {
+            if (tag !== 106) {
               break;
             }
 
             message.aliases.push(reader.string());
             continue;
           }
-          case 13: {
-            if (tag === 104) {
+          case 14: {
+            if (tag === 112) {
               message.defaultOf.push(reader.int32() as any);
 
               continue;
             }
 
-            if (tag === 106) {
+            if (tag === 114) {
               const end2 = reader.uint32() + reader.pos;
               while (reader.pos < end2) {
                 message.defaultOf.push(reader.int32() as any);
