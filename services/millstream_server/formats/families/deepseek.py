@@ -43,7 +43,7 @@ V31 = Format(
     section=_SECTION,
     call_open=_OPEN,
     call=Tagged(header_end=("<｜tool▁sep｜>",), arguments=Json()),
-    drop=(_CLOSE,),
+    drop=(_CLOSE, "<｜tool▁sep｜>"),
 )
 
 

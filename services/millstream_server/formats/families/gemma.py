@@ -16,7 +16,7 @@ GEMMA4 = Format(
     reasoning=(Span("<|channel>thought\n", "<channel|>"),),
     call_open=("<|tool_call>",),
     call=Tagged(header_end=("{",), header=_HEADER, arguments=Literals(quotes=('<|"|>',))),
-    drop=("<tool_call|>", "<|channel>", "<turn|>"),
+    drop=("<tool_call|>", "<|channel>", "<turn|>", '<|"|>'),
 )
 
 FUNCTION_GEMMA = Format(

@@ -30,7 +30,7 @@ K2 = Format(
         header=r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|\"]+)(?::[0-9]+)?)\s*",
         arguments=Json(),
     ),
-    drop=("<|tool_call_end|>",),
+    drop=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
     new_id=_id,
 )
 
@@ -59,5 +59,8 @@ K3 = Format(
         "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",
         "<|close|>message<|sep|>",
+        "<|open|>",
+        "<|close|>",
+        "<|sep|>",
     ),
 )
