@@ -200,7 +200,9 @@ def make_core(
     router: Router,
     fleet: Fleet,
     pacer: Pacer,
+    *,
     names: ModelNames | None = None,
+    formats: Mapping[str, str] | None = None,
     **options: Any,
 ) -> ProcessorCore:
     """Make a Processor's core; ``options`` are keyword arguments of its `Front`."""
@@ -208,7 +210,7 @@ def make_core(
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     return ProcessorCore(
-        Front(Models(models, router, names), router, **options),
+        Front(Models(models, router, names, formats or {}), router, **options),
         Prompts(TextLimits()),
         TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY),
         ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),

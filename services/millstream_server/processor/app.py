@@ -174,7 +174,12 @@ def _core(
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     front = Front(
-        Models(texts, router, ModelNames(settings.aliases(), settings.defaults())),
+        Models(
+            texts,
+            router,
+            ModelNames(settings.aliases(), settings.defaults()),
+            settings.model_formats(),
+        ),
         router,
         limits=_limits(settings),
         telemetry=FrontTelemetry(service.tracing),

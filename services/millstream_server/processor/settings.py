@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from millstream_server.control.engine import Task
+from millstream_server.formats.families import FORMATS
 from millstream_server.routing.plan import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
@@ -62,6 +63,12 @@ class ProcessorSettings(ServiceSettings):
         help="models of requests that name none, TASK=NAME,…; TASK is chat, complete, embed, "
         "rerank, generate_image, generate_video or generate_text; else it is the only model for "
         "the task, or the first one that chats and is no diffusion language model",
+    )
+    formats: tuple[str, ...] = setting(
+        (),
+        pairs=True,
+        help="how models write reasoning and calls, NAME=FORMAT,… (docs/formats.md); else their "
+        "workers or files tell it",
     )
     workers: tuple[str, ...] = setting(
         help="where the workers of all roles are, one or more of HOST:PORT, dns:NAME:PORT, "
@@ -189,6 +196,23 @@ class ProcessorSettings(ServiceSettings):
     def prefix_index_blocks(self) -> int:
         """Most KV blocks of a model that routing knows of: half the memory, 120 bytes a block."""
         return self.max_open_bytes // 256
+
+    def model_formats(self) -> dict[str, str]:
+        """Parse `formats`.
+
+        Raises:
+            SettingsError: an entry is not NAME=FORMAT, or its model or its format is unknown.
+        """
+        formats: dict[str, str] = {}
+        for entry in self.formats:
+            name, _, form = entry.partition("=")
+            if name not in self.model_directories():
+                raise SettingsError(f"--formats: {name!r} is no model of --models")
+            if form not in FORMATS:
+                known = ", ".join(sorted(FORMATS))
+                raise SettingsError(f"--formats: {form!r} is none of {known}")
+            formats[name] = form
+        return formats
 
     def model_directories(self) -> dict[str, Path | None]:
         """Parse `models`; None: no directory was given.

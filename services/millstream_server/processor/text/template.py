@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jinja2
 from jinja2.exceptions import TemplateError
@@ -24,6 +25,8 @@ _MAX_SENTENCE_CHARS = 200
 _PIECES_AT_ONCE = 32
 _PAIR = ("query", "document")
 """Roles of a reranker's messages."""
+NO_VARIABLES: Mapping[str, Any] = {}
+_REASONING_KEYS = ("reasoning_content", ".thinking", ".reasoning")
 
 # What a template's own code can raise on messages that it doesn't support.
 _TEMPLATE_FAULTS = (
@@ -68,6 +71,9 @@ class ChatTemplate:
         default = sources.get("default", "")
         self.takes_pairs = all(re.search(rf"['\"]{role}['\"]", default) for role in _PAIR)
         """Whether it is a reranker's, made for a query and a document."""
+        self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
+        self.source = "\n".join(sources.values())
+        """All templates' text, to look for words in."""
 
     @property
     def available(self) -> bool:
@@ -80,8 +86,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         field: str = "messages",
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """Render messages and tools that have passed `check_messages`; errors name ``field``.
+
+        ``variables`` are further ones that the template knows.
 
         The prompt has the model's special tokens already: encode it without adding any.
 
@@ -95,11 +104,16 @@ class ChatTemplate:
             sentence = "this model has no chat template; use Complete with a prompt"
             raise UnsupportedFeatureError.of(field, sentence)
         shaped = [
-            message_for_template(message, supports_developer=self._supports_developer[name])
+            message_for_template(
+                message,
+                supports_developer=self._supports_developer[name],
+                reasoning=self._reasoning[name],
+            )
             for message in messages
         ]
         variables = {
             **self._variables[name],
+            **variables,
             "messages": shaped,
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
@@ -142,6 +156,25 @@ class ChatTemplate:
                 raise InvalidRequestError.of(field, sentence)
             pieces.append(piece)
         return "".join(pieces)
+
+    def variable(self, choices: Sequence[tuple[str, Any]], field: str) -> tuple[str, Any]:
+        """Return the first of some variables, with its value, that the template knows.
+
+        Raises:
+            UnsupportedFeatureError: it knows none; ``field`` asked for it.
+        """
+        for name, value in choices:
+            if re.search(rf"\b{re.escape(name)}\b", self.source):
+                return name, value
+        names = " or ".join(name for name, _ in choices)
+        sentence = f"this model's chat template has no variable {names}"
+        raise UnsupportedFeatureError.of(field, sentence)
+
+
+def _reasoning_key(source: str) -> str:
+    """Return under which name a template looks for an earlier answer's reasoning."""
+    found = next((name for name in _REASONING_KEYS if name in source), _REASONING_KEYS[0])
+    return found.removeprefix(".")
 
 
 def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
