@@ -1,0 +1,17 @@
+"""Hunyuan A13B: a JSON array of calls.
+
+<tool_calls>[{"name": "weather", "arguments": {"city": "Oslo"}}]</tool_calls>
+"""
+
+from millstream_server.formats.envelope import Envelope
+from millstream_server.formats.families.think import THINK
+from millstream_server.formats.format import Format
+
+FORMAT = Format(
+    name="hunyuan-a13b",
+    models="Hunyuan A13B",
+    reasoning=THINK,
+    call_open=("<tool_calls>",),
+    call=Envelope(),
+    drop=("</tool_calls>", "<answer>", "</answer>"),
+)

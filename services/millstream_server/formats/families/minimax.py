@@ -1,0 +1,32 @@
+"""MiniMax M2: each argument as plain text, in tags with the name as an attribute.
+
+<minimax:tool_call>
+<invoke name="weather">
+<parameter name="city">Oslo</parameter>
+</invoke>
+</minimax:tool_call>
+"""
+
+from millstream_server.formats.families.think import THINK
+from millstream_server.formats.format import Format, Span
+from millstream_server.formats.key_values import KeyValues
+from millstream_server.formats.tagged import Tagged
+
+M2 = Format(
+    name="minimax-m2",
+    models="MiniMax M2, M2.1, M2.5",
+    reasoning=THINK,
+    section=Span("<minimax:tool_call>", "</minimax:tool_call>"),
+    call_open=('<invoke name="',),
+    call=Tagged(
+        header_end=('">',),
+        header=r'(?P<name>[^"<>]+)',
+        arguments=KeyValues(
+            key='<parameter name="',
+            key_end=('">',),
+            value_end=("</parameter>",),
+            end=("</invoke>",),
+            early_end=("</minimax:tool_call>",),
+        ),
+    ),
+)

@@ -1,0 +1,44 @@
+"""Mistral's two ways; the version of the tokenizer decides.
+
+before v11:  [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]
+v11:         [TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Oslo"}
+since v13:   [TOOL_CALLS]weather[ARGS]{"city": "Oslo"}
+"""
+
+import secrets
+import string
+
+from millstream_server.formats.envelope import Envelope
+from millstream_server.formats.format import Format, Span
+from millstream_server.formats.tagged import Json, Tagged
+
+_CHARS = string.ascii_letters + string.digits
+_ID_CHARS = 9
+
+
+def _id(_name: str, _index: int) -> str:
+    """Make an id as the templates insist on: nine letters or digits."""
+    return "".join(secrets.choice(_CHARS) for _ in range(_ID_CHARS))
+
+
+OLD = Format(
+    name="mistral",
+    models="Mistral 7B v0.3, Nemo, and others with tokenizers before v11",
+    call_open=("[TOOL_CALLS]",),
+    call=Envelope(),
+    new_id=_id,
+)
+
+V11 = Format(
+    name="mistral-v11",
+    models="Small 3.2, Medium, Magistral, Devstral",
+    reasoning=(Span("[THINK]", "[/THINK]"),),
+    call_open=("[TOOL_CALLS]",),
+    call=Tagged(
+        header_end=("[ARGS]",),
+        header=r"\s*(?P<name>[^\s\[\]{}\"]+)\s*(?:\[CALL_ID\]\s*(?P<id>[A-Za-z0-9]+)\s*)?",
+        arguments=Json(),
+    ),
+    drop=("[CALL_ID]",),
+    new_id=_id,
+)

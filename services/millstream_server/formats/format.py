@@ -1,0 +1,130 @@
+"""A format: how models of some families write reasoning and calls, as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_server.formats.envelope import Envelope
+from millstream_server.formats.finder import Finder
+from millstream_server.formats.literals import PythonCalls
+from millstream_server.formats.tagged import Tagged
+
+CallStyle = Envelope | Tagged | PythonCalls
+
+
+def call_id(_name: str, _index: int) -> str:
+    """Make an id for a call of a model that writes none."""
+    return f"call_{os.urandom(12).hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Two markers, and what is between them."""
+
+    open: str
+    close: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Format:
+    """How some models write an answer.
+
+    Each marker is one text, even if it is one token: `hidden` finds the tokens.
+    """
+
+    name: str
+    models: str
+    """Which models write so, for people."""
+    reasoning: tuple[Span, ...] = ()
+    """What reasoning stands between; a prompt that ends with the first marker has begun it."""
+    call_open: tuple[str, ...] = ()
+    """What stands before a call, or before the first one of an array."""
+    call: CallStyle | None = None
+    """What follows; None: the models make no calls."""
+    section: Span | None = None
+    """What stands around all calls. Then calls are only there, unless `calls_anywhere`."""
+    calls_anywhere: bool = False
+    drop: tuple[str, ...] = ()
+    """Other markers: they mean nothing, and are not shown."""
+    begun: tuple[str, ...] = ()
+    """What a prompt may end with, besides the beginning of reasoning, that the answer continues."""
+    newlines: int = 2
+    """So many newlines before a marker belong to it; all do that stand behind one."""
+    new_id: Callable[[str, int], str] = call_id
+    """Makes a call's id of its name and index, where the model writes none."""
+
+    def opened_by(self, prompt: str) -> str:
+        """Return the marker, or part of one, that a prompt ends with and the answer continues."""
+        end = prompt[-_PROMPT_END:].rstrip()
+        begun = (*[span.open for span in self.reasoning], *self.begun)
+        return next((marker for marker in begun if end.endswith(marker.rstrip())), "")
+
+    def hidden(self, special_tokens: Iterable[tuple[int, str]]) -> Mapping[int, str]:
+        """Return, of a vocabulary's special tokens, those that markers consist of.
+
+        Text without special tokens lacks them; `Parser` needs them.
+        """
+        markers = list(_texts(self))
+        return {
+            token_id: text
+            for token_id, text in special_tokens
+            if text and any(text in marker for marker in markers)
+        }
+
+
+_PROMPT_END = 64
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a table, its markers among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _texts(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in {"name", "models"} or not isinstance(value, Format):
+                yield from _texts(getattr(value, field.name))
+
+
+class Route(enum.Enum):
+    """What a marker does between calls."""
+
+    REASON = enum.auto()
+    TEXT = enum.auto()
+    SECTION = enum.auto()
+    SECTION_END = enum.auto()
+    CALL = enum.auto()
+    DROP = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes:
+    """A format's markers between calls."""
+
+    outside: Finder
+    inside: Finder
+    """Inside of a section."""
+    actions: Mapping[str, Route]
+
+
+@functools.cache
+def routes_of(form: Format) -> Routes:
+    """Return a format's markers and what they do."""
+    actions = dict.fromkeys(form.drop, Route.DROP)
+    for span in form.reasoning:
+        actions |= {span.close: Route.TEXT, span.open: Route.REASON}
+    if form.section is not None:
+        actions |= {form.section.open: Route.SECTION, form.section.close: Route.SECTION_END}
+    within = actions | dict.fromkeys(form.call_open, Route.CALL)
+    without = within if form.section is None or form.calls_anywhere else actions
+    return Routes(
+        Finder(without, newlines=form.newlines), Finder(within, newlines=form.newlines), within
+    )

@@ -1,0 +1,235 @@
+"""Every format reads what its models write; whole, and however it is divided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream_server.formats.events import Arguments
+from millstream_server.formats.families import FORMATS
+from tests.support.answers import Part, divided, merged, parser, read
+
+TOOLS: dict[str, Any] = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "s": {"type": "string"},
+            "n": {"type": "integer"},
+            "x": {"$ref": "#/$defs/x"},
+            "b": {"type": "boolean"},
+            "o": {"type": "object"},
+            "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "$defs": {"x": {"type": "number"}},
+    },
+    "g": {},
+}
+
+
+class Golden(NamedTuple):
+    name: str
+    answer: str
+    parts: list[Part]
+
+
+GOLDENS = [
+    Golden(each["format"], each["answer"], [tuple(part) for part in each["parts"]])
+    for each in yaml.safe_load(Path(__file__).with_name("goldens.yaml").read_text("utf-8"))
+]
+
+
+def in_pieces(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize(("name", "answer", "parts"), GOLDENS)
+def test_an_answer_is_read(name: str, answer: str, parts: list[Part]) -> None:
+    for size in (1, 2, 3, 5, 11, len(answer)):
+        assert read(parser(FORMATS[name], TOOLS), in_pieces(answer, size)) == parts
+
+
+def test_every_format_has_a_golden() -> None:
+    assert {golden.name for golden in GOLDENS} == set(FORMATS)
+
+
+# ---- any text, divided anyhow: the same parts, and no exception
+
+ANSWERS = st.sampled_from(GOLDENS).map(lambda golden: golden.answer)
+MARKUP = st.sampled_from(sorted({word for each in GOLDENS for word in in_pieces(each.answer, 9)}))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(FORMATS)),
+    st.lists(ANSWERS | MARKUP | st.text(max_size=4), max_size=5),
+    st.lists(st.integers(0, 400), max_size=8),
+    st.integers(20, 400),
+)
+def test_any_division_gives_the_same(
+    name: str, texts: list[str], cuts: list[int], end: int
+) -> None:
+    text = "".join(texts)[:end]
+    whole = read(parser(FORMATS[name], TOOLS), [text])
+    assert read(parser(FORMATS[name], TOOLS), divided(text, cuts)) == whole
+    assert read(parser(FORMATS[name], TOOLS), list(text)) == whole
+    for part in whole:
+        if part[0] == "call" and part[-1] != "incomplete":
+            assert isinstance(json.loads(part[3]), dict)
+
+
+# ---- arguments come back equal
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('abc<>"é\\', max_size=6), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+OBJECTS = st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), VALUES, max_size=5)
+AS_JSON = {
+    "hermes": ('<tool_call>\n{"name": "g", "arguments": ', "}\n</tool_call>"),
+    "deepseek-v3.1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+    ),
+    "kimi-k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ),
+    "mistral-v11": ("[TOOL_CALLS]g[ARGS]", ""),
+    "harmony": ("<|start|>assistant to=functions.g<|channel|>commentary<|message|>", "<|call|>"),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(AS_JSON)), OBJECTS, st.sampled_from((False, True)), st.integers(1, 7))
+def test_json_arguments_come_back_byte_for_byte(
+    name: str, value: dict[str, Any], ascii_only: Any, size: int
+) -> None:
+    before, behind = AS_JSON[name]
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    (call,) = read(parser(FORMATS[name]), in_pieces(before + text + behind, size))
+    assert call[2:] == ("g", text)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _gemma(value: object) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(map(_gemma, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_gemma(key)}:{_gemma(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value)
+
+
+def written(name: str, value: dict[str, Any]) -> str:
+    """Write a call of "g" as a model does."""
+    items = value.items()
+    if name == "pythonic":
+        return f"[g({', '.join(f'{key}={each!r}' for key, each in items)})]"
+    if name == "gemma4":
+        inside = ",".join(f"{key}:{_gemma(each)}" for key, each in items)
+        return f"<|tool_call>call:g{{{inside}}}<tool_call|>"
+    if name == "qwen-xml":
+        form = "<tool_call>\n<function=g>\n{}</function>\n</tool_call>"
+        each_form = "<parameter={}>\n{}\n</parameter>\n"
+    elif name == "glm-kv":
+        form = "<tool_call>g\n{}</tool_call>"
+        each_form = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
+    else:
+        form = (
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="g">{}</｜DSML｜invoke></｜DSML｜tool_calls>'
+        )
+        each_form = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>\n'
+        return form.format(
+            "".join(
+                each_form.format(key, str(isinstance(each, str)).lower(), _plain(each))
+                for key, each in items
+            )
+        )
+    return form.format("".join(each_form.format(key, _plain(each)) for key, each in items))
+
+
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
+         dict: "object", type(None): "null"}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(("qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4")),
+    OBJECTS,
+    st.integers(1, 7),
+)
+def test_arguments_in_a_models_own_syntax_come_back_equal(
+    name: str, value: dict[str, Any], size: int
+) -> None:
+    tools = {"g": {"properties": {key: {"type": TYPES[type(v)]} for key, v in value.items()}}}
+    (call,) = read(parser(FORMATS[name], tools), in_pieces(written(name, value), size))
+    assert len(call) == 4, "complete"
+    assert json.loads(call[3]) == value
+
+
+# ---- what begins in the prompt, and what has tokens of its own
+
+
+def test_a_prompt_may_have_begun_the_reasoning() -> None:
+    qwen = FORMATS["qwen-xml"]
+    parts = [("reasoning", "hm"), ("text", "Done.")]
+    begun = parser(qwen, prompt="<|im_start|>assistant\n<think>\n")
+    assert read(begun, ["hm\n", "</think>", "\n\nDone."]) == parts
+    assert begun.tokens == [1, 2, 0]
+    switched_off = parser(qwen, prompt="<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert read(switched_off, ["Done."]) == [("text", "Done.")]
+    harmony = parser(FORMATS["harmony"], prompt="<|end|><|start|>assistant")
+    assert read(harmony, [" to=functions.f<|channel|>commentary<|message|>", "{}"]) == [
+        ("call", "0", "f", "{}")
+    ]
+
+
+def test_markers_that_the_text_does_not_show_are_seen_by_their_ids() -> None:
+    kimi = FORMATS["kimi-k2"]
+    texts = {
+        90: "<|tool_calls_section_begin|>",
+        91: "<|tool_call_begin|>",
+        92: "<|tool_call_argument_begin|>",
+        93: "<|tool_call_end|>",
+        94: "<|im_end|>",
+    }
+    hidden = kimi.hidden(texts.items())
+    assert hidden == {key: text for key, text in texts.items() if key != 94}
+    reading = parser(kimi, hidden=hidden)
+    tokens = [("Hi", 1), ("", 90), ("", 91), ("functions.f:3", 2), ("", 92), ("{}", 3), ("", 93),
+              ("", 94)]  # fmt: skip
+    events = [event for text, token in tokens for event in reading.feed(text, (token,))]
+    assert merged([*events, *reading.finish()]) == [
+        ("text", "Hi"),
+        ("call", "functions.f:3", "f", "{}"),
+    ]
+    assert reading.tokens == [2, 0, 6]
+
+
+def test_the_first_piece_of_an_argument_comes_at_once() -> None:
+    for name in ("hermes", "qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4", "kimi-k2"):
+        answer = next(g.answer for g in GOLDENS if g.name == name and "Oslo" in g.answer)
+        reading = parser(FORMATS[name], TOOLS)
+        began = answer.index("Oslo") + 1
+        for char in answer[:began]:
+            events = reading.feed(char)
+        assert "O" in "".join(each.json for each in events if isinstance(each, Arguments)), name
