@@ -11,6 +11,7 @@ from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import NAME, Written
 
 M2 = Format(
     name="minimax-m2",
@@ -28,5 +29,13 @@ M2 = Format(
             end=("</invoke>",),
             early_end=("</minimax:tool_call>",),
         ),
+    ),
+    written=Written(
+        call=('<invoke name="', NAME, '">\n'),
+        call_end="</invoke>\n",
+        begin="<minimax:tool_call>\n",
+        end="</minimax:tool_call>",
+        gap="\n",
+        after_reasoning=r"\n{0,3}",
     ),
 )
