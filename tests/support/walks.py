@@ -16,7 +16,7 @@ _FILLING = frozenset((*b'ab1 ,"<\\\n', _LETTER))
 """What free text consists of."""
 _FREE = 70
 """In free text, and inside of a string, more tokens than these may follow."""
-_CLOSING = frozenset(b'">}]),\'')
+_CLOSING = frozenset(b"\">}]),'")
 
 
 class Tag:
@@ -59,7 +59,7 @@ class Tag:
         words = self._mask[0].tolist()
         found = {at for at in range(len(self._pieces)) if words[at // 32] >> (at % 32) & 1}
         # A half of a character only inside of a marker, where nothing else can follow.
-        return {at for at in found if at < 0x80 or at >= _EOS} or found  # noqa: PLR2004
+        return {at for at in found if at < 0x80 or at >= _EOS} or found
 
     def _chosen(self, rng: random.Random, allowed: set[int]) -> int | None:
         if not allowed:
@@ -70,7 +70,7 @@ class Tag:
         free = len(allowed) > _FREE
         if markers and rng.random() < (0.3 if free else 0.6):
             return rng.choice(sorted(markers))
-        if free and closing and rng.random() < 0.25:  # noqa: PLR2004
+        if free and closing and rng.random() < 0.25:
             return rng.choice(closing)
         return rng.choice(filling if free and filling else sorted(allowed))
 

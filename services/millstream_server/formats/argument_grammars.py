@@ -1,4 +1,4 @@
-"""The grammar of a call's arguments, per style: what a tool's schema allows, as the model writes it."""
+"""The grammar of a call's arguments: what a tool's schema allows, as the model writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream_server.formats.argument_schema import Node, Shape, UnconstrainableError
 from millstream_server.formats.key_values import KeyValues
-from millstream_server.formats.schema import ANY, NOT_STRING, STRING, Types
+from millstream_server.formats.schema import STRING, Types
 from millstream_server.formats.tag_parts import (
     NOTHING,
     Part,
@@ -25,7 +25,7 @@ from millstream_server.formats.tag_parts import (
 from millstream_server.formats.written import Written, piece
 
 _NESTED: Types = frozenset(("object", "array"))
-_WORDS: Types = frozenset(("boolean", "null"))
+_WORDS = frozenset(("true", "True", "false", "False", "null", "None"))
 _KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _BAD_IN_KEY = frozenset("<>\"'\n\r\t")
 _AS_JSON = ("object", "array", "number", "boolean", "null")
@@ -34,6 +34,7 @@ NO_JSON = (
     "\u2060-\u2fff\u3001-\U0010ffff]"
 )
 """A character that begins neither JSON nor a marker, and isn't white space."""
+_OF_STRINGS = ("pattern", "minLength", "maxLength")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -48,8 +49,9 @@ def key_value_arguments(style: KeyValues, written: Written, schema: Node) -> Par
     """Return the grammar of arguments that are keys and values between markers."""
     shape = Shape(schema)
     parameters = _Parameters(style, written)
-    if shape.open:
-        return star(parameters.any())
+    if (more := shape.additional) is not None:
+        shape.refuse("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
+        return star(parameters.any(more))
     parts = []
     for name, value in shape.properties.items():
         part = parameters.one(name, value)
@@ -68,9 +70,9 @@ class _Parameters:
         self._inner_gap, self._gap = piece(written.inner_gap), piece(written.gap)
         self._without = (*style.value_end, *style.early_value_end)
 
-    def any(self) -> Part:
-        """An argument of any name and any value."""
-        return self._written(sequence(const(self._style.key), regex(_KEY)), Shape({}))
+    def any(self, value: Shape) -> Part:
+        """An argument of any name."""
+        return self._written(sequence(const(self._style.key), regex(_KEY)), value)
 
     def one(self, name: str, value: Shape) -> Part:
         """The argument of a property."""
@@ -134,6 +136,8 @@ class _Parameters:
         if not others & _NESTED:
             return self._strings(value)
         # A text that begins like JSON is read as JSON.
+        for each in value.branches:
+            each.refuse(*_OF_STRINGS)
         plain = optional(sequence(regex(NO_JSON), text(self._without)))
         return either([json_value(value.only(_NESTED)), plain])
 
@@ -142,7 +146,7 @@ class _Parameters:
         for value in values:
             if not isinstance(value, str):
                 parts.append(const(json.dumps(value, ensure_ascii=False)))
-            elif self._can_be(value) and (not others or value.strip()[:1].isalpha()):
+            elif self._can_be(value) and (not others or _only_a_string(value)):
                 parts.append(const(value))
         if not parts:
             raise UnconstrainableError("no value of an enum can be written in this format")
@@ -164,6 +168,11 @@ class _Parameters:
         return free if free in ways else either(ways)
 
 
+def _only_a_string(value: str) -> bool:
+    """Return whether a text is read as a string, whatever else may be there."""
+    return value.strip()[:1].isalpha() and value.strip() not in _WORDS
+
+
 def plain_string(value: Shape, without: Sequence[str]) -> Part:
     """Return the grammar of a string that is written as it is, up to a marker."""
     least, most = value.bound("minLength") or 0, value.bound("maxLength")
@@ -180,6 +189,3 @@ def plain_string(value: Shape, without: Sequence[str]) -> Part:
     return sequence(
         begin, NOTHING if most == least else text(without, None if most is None else most - least)
     )
-
-
-__all__ = ["ANY", "NOT_STRING", "json_arguments", "key_value_arguments", "plain_string"]

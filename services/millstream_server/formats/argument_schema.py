@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from millstream_server.formats.schema import ANY, Schema, Types
+from millstream_server.formats.schema import Schema, Types, type_name
 
 Node = Mapping[str, Any]
 
@@ -30,7 +30,10 @@ _UNKEPT = frozenset(
 _PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", *_SHARED)
 _SINGLE = ("items", "additionalProperties")
+_NARROWING = frozenset(("properties", "required", "items", "enum", "const", "anyOf", "oneOf"))
 _MAX_DEPTH = 32
+_MAX_SHAPES = 2000
+"""What of a schema one grammar may be made of, with what references repeat."""
 
 
 class UnconstrainableError(Exception):
@@ -54,17 +57,33 @@ def unkept(node: Any, depth: int = _MAX_DEPTH) -> Iterator[str]:
         yield from unkept(node.get(key), depth - 1)
 
 
+class Whole:
+    """A whole schema, to which references lead."""
+
+    __slots__ = ("left", "root")
+
+    def __init__(self, root: Node) -> None:
+        self.root = root
+        self.left = _MAX_SHAPES
+        """How many more parts may be looked at."""
+
+
 class Shape:
     """A schema or a part of one, with references followed."""
 
-    __slots__ = ("_depth", "_root", "node", "types")
+    __slots__ = ("_depth", "_whole", "node", "types")
 
-    def __init__(self, node: Any, root: Node | None = None, depth: int = _MAX_DEPTH) -> None:
-        """Look at ``node``, whose references are those of ``root``; None: its own."""
+    def __init__(self, node: Any, whole: Whole | None = None, depth: int = _MAX_DEPTH) -> None:
+        """Look at ``node``, a part of ``whole``; None: it is the whole."""
         given: Node = node if isinstance(node, dict) else {}
-        self._root = given if root is None else root
+        self._whole = Whole(given) if whole is None else whole
         self._depth = depth
-        self.types: Types = Schema(given, self._root).types
+        self._whole.left -= 1
+        if self._whole.left < 0 or depth < 0:
+            raise UnconstrainableError(
+                "its schema is too large, or without an end, for this format"
+            )
+        self.types: Types = Schema(given, self._whole.root).types
         """The types that it allows."""
         self.node = self._resolved(given)
         """The keywords."""
@@ -77,7 +96,7 @@ class Shape:
             reference = node.get("$ref")
             if not isinstance(reference, str):
                 return node
-            found: Any = self._root
+            found: Any = self._whole.root
             for part in reference.removeprefix("#").split("/")[1:]:
                 key = part.replace("~1", "/").replace("~0", "~")
                 found = found.get(key) if isinstance(found, dict) else None
@@ -88,27 +107,35 @@ class Shape:
 
     def within(self, node: Any) -> Shape:
         """Return the shape of a part of it."""
-        if not self._depth:
-            raise UnconstrainableError("it nests too deep, or without an end, for this format")
-        return Shape(node, self._root, self._depth - 1)
+        return Shape(node, self._whole, self._depth - 1)
+
+    def refuse(self, *keywords: str) -> None:
+        """Raise if it has one of these keywords."""
+        for keyword in keywords:
+            if keyword in self.node:
+                raise UnconstrainableError(f"{keyword!r} isn't kept in this format")
 
     @property
     def properties(self) -> dict[str, Shape]:
-        """The declared properties, in order."""
+        """The declared properties of an object, in order."""
+        self.refuse(
+            "anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties"
+        )
         found = self.node.get("properties")
         names = found if isinstance(found, dict) else {}
         return {name: self.within(part) for name, part in names.items()}
 
     @property
     def required(self) -> frozenset[str]:
+        """The names of properties that have to be there."""
         found = self.node.get("required")
         return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
 
     @property
-    def open(self) -> bool:
-        """Whether it is an object of which nothing is declared."""
-        closed = self.node.get("additionalProperties") is False
-        return not self.node.get("properties") and not closed
+    def additional(self) -> Shape | None:
+        """The values of an object of which no property is declared; None: it has properties."""
+        more = self.node.get("additionalProperties")
+        return None if self.node.get("properties") or more is False else self.within(more)
 
     @property
     def branches(self) -> list[Shape]:
@@ -116,6 +143,8 @@ class Shape:
         for key in ("anyOf", "oneOf"):
             parts = self.node.get(key)
             if isinstance(parts, list) and parts:
+                for other in sorted(set(self.node) & (_NARROWING - {key})):
+                    raise UnconstrainableError(f"{key} beside {other!r} isn't kept in this format")
                 return [each for part in parts for each in self.within(part).branches]
         return [self]
 
@@ -134,30 +163,37 @@ class Shape:
 
     def only(self, types: Types) -> Node:
         """Return a schema, for itself, of what it allows of some types."""
-        shared = {key: self._root[key] for key in _SHARED if key in self._root}
-        branches = self.branches
-        if branches != [self]:
-            kept = [dict(each.only(types)) for each in branches if each.types & types]
-            return {**shared, "anyOf": kept}
-        node = {**shared, **self.node}
-        if self.values is None and self.types - types:
-            node["type"] = sorted(
-                (self.types & types) - ({"integer"} if "number" in types else set())
-            )
-        if _refers_elsewhere(node):
+        node = self.narrowed(types)
+        references = list(_references(node))
+        if any(not each.startswith(("#/$defs/", "#/definitions/")) for each in references):
             raise UnconstrainableError("a $ref of it leads elsewhere than to $defs")
+        if not references:
+            return node
+        return {
+            **node,
+            **{key: self._whole.root[key] for key in _SHARED if key in self._whole.root},
+        }
+
+    def narrowed(self, types: Types) -> dict[str, Any]:
+        """Return what it allows of some types, with its references."""
+        branches = self.branches
+        if len(branches) > 1 or branches[0].node is not self.node:
+            return {"anyOf": [each.narrowed(types) for each in branches if each.types & types]}
+        if (values := self.values) is not None:
+            return {"enum": [each for each in values if type_name(each) in types]}
+        node = dict(self.node)
+        if self.types - types:
+            found = self.types & types
+            node["type"] = sorted(found - {"integer"} if "number" in found else found)
         return node
 
 
-def _refers_elsewhere(node: Any) -> bool:
-    if isinstance(node, list):
-        return any(map(_refers_elsewhere, node))
-    if not isinstance(node, dict):
-        return False
-    reference = node.get("$ref")
-    if isinstance(reference, str) and not reference.startswith(("#/$defs/", "#/definitions/")):
-        return True
-    return any(map(_refers_elsewhere, node.values()))
-
-
-__all__ = ["ANY", "Node", "Shape", "UnconstrainableError", "unkept"]
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for part in node.values():
+            yield from _references(part)
+    elif isinstance(node, list):
+        for part in node:
+            yield from _references(part)

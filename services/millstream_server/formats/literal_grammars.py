@@ -21,13 +21,13 @@ from millstream_server.formats.tag_parts import (
     sequence,
     star,
     tag,
-    text,
 )
 
 _KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _BAD_IN_KEY = frozenset(" \t\r\n,:=()[]{}<>'\"")
 _ANY_DEPTH = 2
 """How deep values nest of which a schema says nothing."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _NUMBERS: Types = frozenset(("number", "integer"))
 _CHAR = r'([^"\\\x00-\x1f]|\\[\\"nt])'
 
@@ -102,8 +102,9 @@ class _Literals:
     def members(self, shape: Shape, key: str, any_key: Part) -> Part:
         """The properties of an object, in order; ``key`` is how one is written, if not as usual."""
         comma = const(self._syntax.comma)
-        if shape.open:
-            pair = sequence(any_key, self._any(_ANY_DEPTH))
+        if (more := shape.additional) is not None:
+            shape.refuse("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
+            pair = sequence(any_key, self.value(more))
             return optional(sequence(pair, star(sequence(comma, pair))))
         pairs, needed = [], []
         for name, value in shape.properties.items():
@@ -129,9 +130,10 @@ class _Literals:
         if shape.values is not None:
             return either([const(self._literal(value)) for value in shape.values])
         branches = shape.branches
-        if len(branches) > 1 or branches[0] is not shape:
+        if len(branches) > 1 or branches[0].node is not shape.node:
             return either([self.value(each) for each in branches])
         if shape.types == ANY and not shape.node.get("type"):
+            shape.refuse("pattern", "minLength", "maxLength", "minItems", "maxItems", *_BOUNDS)
             return self._any(_ANY_DEPTH)
         return either([self._typed(kind, shape) for kind in self._kinds(shape.types)])
 
@@ -196,6 +198,3 @@ class _Literals:
             pairs = (syntax.key(key) + self._literal(each) for key, each in value.items())
             return "{" + syntax.comma.join(pairs) + "}"
         return json.dumps(value)
-
-
-__all__ = ["python_arguments", "quoted_arguments", "text"]

@@ -1,4 +1,4 @@
-"""Parts of a structural tag, xgrammar's form of a grammar; made without xgrammar, which needs torch."""
+"""Parts of a structural tag, xgrammar's form of a grammar; xgrammar itself needs torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Part = dict[str, Any]
 
 NOTHING: Part = {"type": "const_string", "value": ""}
 MOST_SPACE = 2
-"""Most white space characters in a row between the parts of JSON."""
+"""Most white space characters in a row between the parts of arguments that are JSON."""
 
 
 def const(text: str) -> Part:
@@ -28,9 +28,9 @@ def text(without: Iterable[str], most: int | None = None) -> Part:
     return part if most is None else {**part, "max_chars": most}
 
 
-def json_value(schema: Mapping[str, Any] | bool) -> Part:
+def json_value(schema: Mapping[str, Any], space: int = MOST_SPACE) -> Part:
     """Match JSON that a schema allows."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_SPACE}
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": space}
 
 
 def sequence(*parts: Part) -> Part:
@@ -77,7 +77,7 @@ def tag(begin: str, content: Part, end: str) -> Part:
 
 
 def tagged(part: Part) -> Part:
-    """Make a tag, which lists of tags need, of what begins with a text and isn't free at its end."""
+    """Make a tag, which lists need, of what begins with a text and has no free text at its end."""
     if part["type"] == "tag":
         return part
     elements = part["elements"] if part["type"] == "sequence" else [part]

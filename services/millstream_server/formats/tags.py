@@ -40,8 +40,10 @@ from millstream_server.formats.tagged import Tagged
 from millstream_server.formats.written import NAME, Written, piece
 from millstream_server.runtime.frozen import dataclass
 
-__all__ = ["Calls", "Tool", "UnconstrainableError", "Wanted", "structural_tag"]
+__all__ = ["Calls", "Thinking", "Tool", "UnconstrainableError", "Wanted", "structural_tag"]
 
+_ANSWER_SPACE = 16
+"""Like `MOST_SPACE`, of the answer's text: it may be indented."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
@@ -157,7 +159,7 @@ class _Answer:
 
     def _text(self) -> Part:
         written, schema = self._written, self._wanted.answer
-        inside = self._plain() if schema is None else json_value(schema)
+        inside = self._plain() if schema is None else json_value(schema, _ANSWER_SPACE)
         opened = written.answer_first and self._wanted.thinking is Thinking.NONE
         begin = "" if opened else written.answer_open
         if written.answer_close and schema is None:
@@ -196,7 +198,7 @@ class _Answer:
             "at_least_one": True,
             "stop_after_first": self._stops,
         }
-        return sequence(const(written.lead + written.begin), listed, const(written.end))
+        return sequence(piece(written.lead), const(written.begin), listed, const(written.end))
 
     @property
     def _stops(self) -> bool:

@@ -45,7 +45,7 @@ class Written:
     """What stands before the first call, behind `lead`."""
     end: str = ""
     """What stands behind the last call."""
-    lead: str = ""
+    lead: str | Matching = ""
     """What stands before calls that nothing but reasoning precedes."""
     gap: str | Matching = ""
     """What stands behind each argument, where arguments have markers."""

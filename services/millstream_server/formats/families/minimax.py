@@ -11,7 +11,7 @@ from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Tagged
-from millstream_server.formats.written import NAME, Written
+from millstream_server.formats.written import NAME, Matching, Written
 
 M2 = Format(
     name="minimax-m2",
@@ -36,6 +36,7 @@ M2 = Format(
         begin="<minimax:tool_call>\n",
         end="</minimax:tool_call>",
         gap="\n",
-        after_reasoning=r"\n{0,3}",
+        lead=Matching(r"\n{0,3}"),
+        after_reasoning="",
     ),
 )
