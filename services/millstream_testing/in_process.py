@@ -200,6 +200,7 @@ def make_core(
     router: Router,
     fleet: Fleet,
     pacer: Pacer,
+    formats: Mapping[str, str] | None = None,
     **options: Any,
 ) -> ProcessorCore:
     """Make a Processor's core; ``options`` are keyword arguments of its `Front`."""
@@ -207,7 +208,7 @@ def make_core(
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     return ProcessorCore(
-        Front(Models(models, router), router, **options),
+        Front(Models(models, router, formats or {}), router, **options),
         Prompts(TextLimits()),
         TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY),
         ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),

@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 class Turn:
     """A turn that wants nothing; its text model and options are all that a choice reads."""
 
-    scheduled, gathers, media = True, False, None
+    scheduled, gathers, media, reading = True, False, None, None
 
     def __init__(self, model: TextModel, stops: Sequence[str]) -> None:
         self.text_model = model

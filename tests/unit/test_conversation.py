@@ -13,7 +13,7 @@ from millstream_server.processor.conversation import MAX_WAITING_TURNS, Conversa
 from millstream_server.processor.convert import begin, take_request
 from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.servicer import _read
-from millstream_server.processor.text.messages import ChatRole
+from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     Failure,
@@ -69,7 +69,7 @@ def _run(conversation: Conversation) -> Generation:
 
 
 def _end(conversation: Conversation) -> None:
-    conversation.ended("an answer", ())
+    conversation.ended(ChatMessage(ChatRole.ASSISTANT, "an answer"), ())
 
 
 async def test_turns_come_in_order_and_then_the_end() -> None:

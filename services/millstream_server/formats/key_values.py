@@ -11,6 +11,7 @@ from millstream_server.formats.plain_value import PlainValue
 from millstream_server.formats.reader import Body, Sink
 from millstream_server.formats.schema import ANY, NOT_STRING, STRING, Schema, Tools, Types
 
+_LONGEST_KEY = 512
 _BY_ATTRIBUTE: dict[str, Types] = {"string": STRING, "json": NOT_STRING, "any": ANY}
 
 
@@ -102,8 +103,12 @@ class KeyValuesBody:
 
     def _key(self, text: str, at: int, *, last: bool) -> int:
         found = self._finders.key.find(text, at, last=last)
+        end = len(text) if found is None else found.start()
+        if end - at > _LONGEST_KEY:
+            self.done = self.broken = True
+            return at
         if found is None or found.group(1) is None:
-            return at  # a key is short
+            return at  # it is held back
         key = text[at : found.start()].strip()
         style = self._style
         if style.types:

@@ -30,12 +30,13 @@ _NO_TEXTS: Mapping[int, str] = {}
 class Call:
     """A call as far as it has come."""
 
-    __slots__ = ("fragments", "id", "incomplete", "name")
+    __slots__ = ("ended", "fragments", "id", "incomplete", "name")
 
     def __init__(self, name: str, call_id: str) -> None:
         self.name = name
         self.id = call_id
         self.fragments: list[str] = []
+        self.ended = False
         self.incomplete = True
 
     @property
@@ -255,11 +256,13 @@ class Parser:
     def end_call(self) -> None:
         """See `Sink.end_call`."""
         call = self.calls[-1]
+        call.ended = True
         call.incomplete = not _is_object(call.arguments_json)
         self._events.append(CallEnd(len(self.calls) - 1, call.incomplete))
 
     def cut_call(self) -> None:
         """See `Sink.cut_call`."""
+        self.calls[-1].ended = True
         self._events.append(CallEnd(len(self.calls) - 1, incomplete=True))
 
 

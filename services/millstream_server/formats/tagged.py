@@ -10,6 +10,7 @@ from millstream_server.formats.finder import Finder
 from millstream_server.formats.json_text import JsonBody
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.literals import Literals
+from millstream_server.formats.markup import Markup
 from millstream_server.formats.reader import Body, Sink
 from millstream_server.formats.schema import Tools
 
@@ -31,7 +32,7 @@ class Tagged:
 
     header_end: tuple[str, ...]
     """What stands behind the header."""
-    arguments: Json | KeyValues | Literals
+    arguments: Json | KeyValues | Literals | Markup
     header: str = NAME
     """A pattern of the header, with the group ``name`` and, if the model writes ids, ``id``."""
     keeps_end: bool = False

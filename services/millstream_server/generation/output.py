@@ -24,6 +24,8 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    TOOL_CALLS = "tool_calls"
+    """Only a Processor's choice ends so, never a worker's request."""
 
 
 @dataclass(frozen=True, slots=True)

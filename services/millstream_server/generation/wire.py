@@ -29,6 +29,7 @@ _FINISH_TO_PROTO = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.TOOL_CALLS: generation_pb2.FINISH_REASON_TOOL_CALLS,
 }
 _FINISH_FROM_PROTO = {v: k for k, v in _FINISH_TO_PROTO.items()}
 

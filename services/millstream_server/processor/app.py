@@ -171,7 +171,7 @@ def _core(
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     front = Front(
-        Models(texts, router),
+        Models(texts, router, settings.model_formats()),
         router,
         limits=_limits(settings),
         telemetry=FrontTelemetry(service.tracing),

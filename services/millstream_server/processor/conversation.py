@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from millstream_server.generation.request import LogprobOptions
+from millstream_server.processor.answer import DEFAULT_ANSWERS, AnswerOptions
 from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, MediaPart, Tool
+from millstream_server.processor.text.messages import ChatMessage, MediaPart, Tool
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
 from millstream_server.runtime.frozen import dataclass
@@ -110,6 +111,7 @@ class Conversation:
         self.model = ""
         self.request_id = ""
         self.tools: Sequence[Tool] = ()
+        self.answers: AnswerOptions = DEFAULT_ANSWERS
         self._make_uploads = make_uploads
         self.uploading: Uploads | None = None
         """The `uploads`; None: none have begun."""
@@ -138,6 +140,11 @@ class Conversation:
         if self._options is None:
             raise ValueError("no turn was taken yet")
         return self._options
+
+    @property
+    def told_tools(self) -> Sequence[Tool]:
+        """The tools that the model is told of."""
+        return self.tools if self.answers.with_tools else ()
 
     @property
     def uploads(self) -> Uploads:
@@ -279,12 +286,12 @@ class Conversation:
         elif self.number in self._cancelled:
             current.cancel()
 
-    def ended(self, answer: str, workers: tuple[str, ...]) -> None:
+    def ended(self, answer: ChatMessage, workers: tuple[str, ...]) -> None:
         """Add the turn's answer to the context; ``workers`` is empty if the turn never ran."""
         self._current = None
         self._cancelled.discard(self.number)
         self.workers = workers or self.workers
-        self.messages.append(ChatMessage(ChatRole.ASSISTANT, answer))
+        self.messages.append(answer)
 
 
 def _shutting_down() -> UnavailableError:

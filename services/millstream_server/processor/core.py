@@ -8,6 +8,7 @@ from typing import Any
 from millstream_server.control.engine import Role, Task
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.admission import Admission
+from millstream_server.processor.answer import Reading, readable, reading_of
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -68,24 +69,37 @@ class ProcessorCore:
             ServingError: it was refused.
         """
         options, request_id, media = conversation.options, conversation.request_id, None
+        reading = None
         paths = turn_paths(said.field, options.path)
         with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
             try:
                 served = self.models.served(conversation.model, "start.model", Task.CHAT)
                 asked.known(served.name, served.engine.engine)
                 await self.prompts.read_grammar(options.sampling)
+                if conversation.answers.events:
+                    readable(served.answer_format)
                 if conversation.has_media:
                     check_options(request_id, options, paths)  # before files are encoded in vain
                     routing = RoutingRequest(model=served.name, session=conversation.workers)
                     media = TurnMedia(self.media, routing, request_id, caller, asked.telemetry)
                     conversation.runs(media)
-                    prompt = await self._media_prompt(conversation, said, served, media)
+                    text, prompt = await self._media_prompt(conversation, said, served, media)
                 else:
-                    messages, tools = conversation.messages, conversation.tools
-                    _, token_ids = await self.prompts.of_chat(
-                        served.text, messages, tools, conversation_paths(said.field)
+                    text, token_ids = await self.prompts.of_chat(
+                        served.text,
+                        conversation.messages,
+                        conversation.told_tools,
+                        conversation_paths(said.field),
+                        conversation.answers.variables_for(served.text.chat_template),
                     )
                     prompt = Prompt(token_ids)
+                if conversation.answers.events:
+                    reading = reading_of(
+                        readable(served.answer_format),
+                        conversation.told_tools,
+                        text,
+                        one_call=conversation.answers.one_call,
+                    )
                 later_turn = said.options is None and conversation.number > 1
                 request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
                 if not (media and media.cancelled):
@@ -106,6 +120,7 @@ class ProcessorCore:
             call=call,
             output=output,
             media=media,
+            reading=reading,
             session=conversation.workers,
         )
         conversation.runs(turn)
@@ -113,8 +128,10 @@ class ProcessorCore:
 
     async def _media_prompt(
         self, conversation: Conversation, said: UserTurn, served: ServedModel, media: TurnMedia
-    ) -> Prompt:
-        """Encode the conversation's media and place them; empty if the turn was cancelled.
+    ) -> tuple[str, Prompt]:
+        """Render the conversation, encode its media and place them; return text and prompt.
+
+        The prompt is empty if the turn was cancelled.
 
         Raises:
             ServingError: one of them can't be used, or the conversation can't be rendered.
@@ -123,13 +140,18 @@ class ProcessorCore:
         if takes is not None and takes.modalities and not served.modalities:
             raise self.front.router.of(served.name).absent(Role.ENCODE)
         text = await self.prompts.render(
-            served.text, conversation.messages, conversation.tools, paths
+            served.text,
+            conversation.messages,
+            conversation.told_tools,
+            paths,
+            conversation.answers.variables_for(served.text.chat_template),
         )
         parts, hold = conversation.media, conversation.uploads.hold
         await media.encode(parts, lambda: self.media.intake.prepare(parts, served.modalities, hold))
         if media.cancelled:
-            return Prompt(())
-        return await self.prompts.with_media(served.text, text, media.encoded, paths.messages)
+            return text, Prompt(())
+        encoded = media.encoded
+        return text, await self.prompts.with_media(served.text, text, encoded, paths.messages)
 
     async def complete(
         self, completion: Completion, caller: Caller, call: Call, output: TurnOutput
@@ -195,6 +217,7 @@ class ProcessorCore:
         call: Call,
         output: TurnOutput,
         media: TurnMedia | None = None,
+        reading: Reading | None = None,
         session: tuple[str, ...] = (),
         continuation: bool = False,
     ) -> Turn:
@@ -214,6 +237,7 @@ class ProcessorCore:
             telemetry=asked.telemetry,
             continuation=continuation,
             media=media,
+            reading=reading,
         )
         try:
             if not admission.runs:  # cancelled while it waited

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.control.engine import EngineInfo, Role, Task
+from millstream_server.formats.choosing import AnswerFormat, choose
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.media.items import Modality
 from millstream_server.processor.text.tokenizer import TextModel
@@ -17,6 +18,7 @@ from millstream_server.runtime.errors import (
     NoWorkerError,
 )
 
+_NO_FORMATS: Mapping[str, str] = {}
 _DOES = {
     Task.CHAT: "chats",
     Task.COMPLETE: "continues texts",
@@ -43,7 +45,8 @@ class ServedModel:
     """The model's own sampling parameters, without those that its engine refuses."""
     modalities: frozenset[Modality] = frozenset()
     """Media that a prompt may have now."""
-    """Every worker takes a seed; see `requests.sampling_of`."""
+    answer_format: AnswerFormat | None = None
+    """How it writes reasoning and tool calls; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class ModelStatus:
     """Media that its prompts may have now."""
     tasks: frozenset[Task] = frozenset()
     """What it can do now."""
+    answer_format: AnswerFormat | None = None
     others: Sequence[EngineInfo] = ()
     """Infos of its workers for images, videos, vectors and scores."""
 
@@ -69,10 +73,19 @@ class ModelStatus:
 class Models:
     """All models of a Processor."""
 
-    def __init__(self, texts: Mapping[str, TextModel | None], router: Router) -> None:
-        """Serve ``texts``, by model name, on the workers of ``router``; None: without text."""
+    def __init__(
+        self,
+        texts: Mapping[str, TextModel | None],
+        router: Router,
+        formats: Mapping[str, str] = _NO_FORMATS,
+    ) -> None:
+        """Serve ``texts``, by model name, on the workers of ``router``; None: without text.
+
+        ``formats`` has the formats that were set, by model.
+        """
         self._texts = texts
         self._router = router
+        self._formats = formats
         self._served: dict[tuple[str, Task], ServedModel] = {}
         """Cache, emptied when a worker is added, removed or changed; has only models of ours."""
         router.watch(self._served.clear)
@@ -192,7 +205,26 @@ class Models:
                 "no worker of this model is in service; retry in a moment", retry_delay_s=1.0
             )
         defaults = text.generation_defaults.given(engine.refused_fields)
-        return ServedModel(name, text, engine, defaults, self._modalities(name))
+        return ServedModel(
+            name,
+            text,
+            engine,
+            defaults,
+            self._modalities(name),
+            self._answer_format(name, text, engine),
+        )
+
+    def _answer_format(
+        self, name: str, text: TextModel, engine: GeneratorInfo | None
+    ) -> AnswerFormat | None:
+        return choose(
+            given=self._formats.get(name, ""),
+            told_calls=engine.tool_call_parser if engine else "",
+            told_reasoning=engine.reasoning_parser if engine else "",
+            template=text.chat_template.source,
+            has_token=text.has_token,
+            special_tokens=text.special_tokens,
+        )
 
     def status(self) -> list[ModelStatus]:
         return [
@@ -204,10 +236,15 @@ class Models:
                 self._router.connected(name),
                 self._modalities(name),
                 self._does(name) if self._router.ready(name) else frozenset(),
+                self._format_of(name),
                 self._router.task_workers(name).infos,
             )
             for name in self.names
         ]
+
+    def _format_of(self, name: str) -> AnswerFormat | None:
+        text = self._texts[name]
+        return self._answer_format(name, text, self._router.of(name).limits) if text else None
 
     def _modalities(self, name: str) -> frozenset[Modality]:
         text = self._texts[name]

@@ -15,6 +15,7 @@ from millstream_server.processor.text.messages import (
     Tool,
     check_messages,
 )
+from millstream_server.processor.text.template import NO_VARIABLES
 from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
@@ -48,6 +49,7 @@ class Prompts:
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
         paths: ConversationPaths,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> tuple[str, MutableSequence[int]]:
         """Check a conversation, render the model's template, tokenize: prompt text and ids.
 
@@ -57,11 +59,11 @@ class Prompts:
         if not _is_small(messages, tools):
 
             def work() -> tuple[str, MutableSequence[int]]:
-                prompt = rendered(text, messages, tools, paths)
+                prompt = rendered(text, messages, tools, paths, variables)
                 return prompt, text.encode(prompt, add_special_tokens=False)
 
             return await self.threads.run(work, _seconds(messages, tools))
-        prompt = rendered(text, messages, tools, paths)
+        prompt = rendered(text, messages, tools, paths, variables)
         if len(prompt) <= _SMALL_PROMPT_CHARS:
             return prompt, text.encode(prompt, add_special_tokens=False)
         # The template added much.
@@ -76,6 +78,7 @@ class Prompts:
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
         paths: ConversationPaths,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """Check a conversation with media and render the model's template, without tokenizing.
 
@@ -83,9 +86,9 @@ class Prompts:
             InvalidRequestError: it can't be rendered.
         """
         if _is_small(messages, tools):
-            return rendered(text, messages, tools, paths)
+            return rendered(text, messages, tools, paths, variables)
         return await self.threads.run(
-            lambda: rendered(text, messages, tools, paths), _seconds(messages, tools)
+            lambda: rendered(text, messages, tools, paths, variables), _seconds(messages, tools)
         )
 
     async def with_media(
@@ -149,8 +152,9 @@ def rendered(
     messages: Sequence[ChatMessage],
     tools: Sequence[Tool],
     paths: ConversationPaths,
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> str:
-    """Check a conversation and render the model's template.
+    """Check a conversation and render the model's template, with ``variables`` that it knows.
 
     Raises:
         InvalidRequestError: it can't be rendered.
@@ -158,7 +162,7 @@ def rendered(
     violations = check_messages(messages, tools, paths)
     if violations:
         raise InvalidRequestError.of_all(violations)
-    return text.chat_template.render(messages, tools, field=paths.messages)
+    return text.chat_template.render(messages, tools, field=paths.messages, variables=variables)
 
 
 def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
@@ -182,13 +186,16 @@ def _is_small(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> bool:
             return False
         # Templates may print ids and names too.
         chars += len(message.text) + len(message.name) + len(message.tool_call_id)
+        chars += len(message.reasoning)
         parts += len(message.parts)
     return chars <= _SMALL_CHARS and parts <= _SMALL_PARTS
 
 
 def _seconds(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> float:
     """Estimate how long it takes to check, render and tokenize a conversation."""
-    chars = sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages)
+    chars = sum(
+        len(m.text) + len(m.reasoning) + len(m.name) + len(m.tool_call_id) for m in messages
+    )
     chars += sum(len(call.arguments_json) for m in messages for call in m.tool_calls)
     chars += sum(len(tool.description) + len(tool.parameters_json_schema) for tool in tools)
     return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from millstream.v1 import processor_pb2
+from millstream_server.formats.events import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Event,
+    Reasoning,
+    Text,
+)
 from millstream_server.generation import wire as from_worker
 from millstream_server.generation.output import TokenLogprob
 from millstream_server.processor.choice import MOST_TOKENS, Delta
@@ -170,7 +178,9 @@ class Messages(TurnOutput):
         if not self._first_token_sent and any(delta.token_ids for delta in deltas):
             self._first_token_sent = True
             options = turn.options
-            extras = options.return_token_ids or turn.request.logprobs or options.stops
+            extras = (
+                options.return_token_ids or turn.request.logprobs or options.stops or turn.reading
+            )
             self._quick = options.n == 1 and not extras
             turn.telemetry.first_token()
         return deltas
@@ -251,6 +261,7 @@ class Messages(TurnOutput):
         used.completion_tokens = usage.completion_tokens
         used.cached_tokens = usage.cached_tokens
         used.media_tokens = usage.media_tokens
+        used.reasoning_tokens = usage.reasoning_tokens
         interval = message.longest_pacing_interval
         interval.seconds = int(self.longest_interval_s)
         interval.nanos = int(self.longest_interval_s % 1 * 1e9)
@@ -289,6 +300,15 @@ def _write_delta(
     message.token_count = len(delta.token_ids)
     if turn.options.return_token_ids:
         message.token_ids.extend(delta.token_ids)
+    if delta.events:
+        _add_events(message, delta.events)
+    for call in delta.calls:
+        message.tool_calls.add(
+            id=call.id,
+            name=call.name,
+            arguments_json=call.arguments_json,
+            incomplete=call.incomplete,
+        )
     for entry in delta.logprobs:
         _add_logprob(message.logprobs, entry, turn.text_model)
     if delta.finish_reason is not None:
@@ -298,6 +318,25 @@ def _write_delta(
         elif delta.matched_stop is not None:
             message.matched_stop.token_id = delta.matched_stop
     return message
+
+
+def _add_events(message: processor_pb2.ChoiceDelta, events: Sequence[Event]) -> None:
+    add = message.events.add
+    for event in events:
+        match event:
+            case Text(text):
+                add().text = text
+            case Reasoning(text):
+                add().reasoning = text
+            case Arguments(_, fragment):
+                add().tool_call_arguments_json = fragment
+            case CallStart(index, call_id, name):
+                start = add().tool_call_start
+                start.index, start.id, start.name = index, call_id, name
+            case CallEnd(_, incomplete):
+                end = add().tool_call_end
+                end.SetInParent()
+                end.incomplete = incomplete
 
 
 def _add_logprob(to: Any, entry: TokenLogprob, text: TextModel) -> None:

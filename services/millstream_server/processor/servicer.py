@@ -73,7 +73,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         await call.send_from(messages)
                     finally:
                         core.end(turn)
-                    conversation.ended(turn.choices[0].text, turn.workers)
+                    conversation.ended(turn.choices[0].message, turn.workers)
             finally:
                 if reading is not None:
                     reading.cancel()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from millstream_server.formats.families import FORMATS
 from millstream_server.routing.plan import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
@@ -51,6 +52,12 @@ class ProcessorSettings(ServiceSettings):
         pairs=True,
         help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read; "
         "NAME alone for a model that makes images or videos",
+    )
+    formats: tuple[str, ...] = setting(
+        (),
+        pairs=True,
+        help="how models write reasoning and calls, NAME=FORMAT,… (docs/formats.md); else their "
+        "workers or files tell it",
     )
     workers: tuple[str, ...] = setting(
         help="where the workers of all roles are, one or more of HOST:PORT, dns:NAME:PORT, "
@@ -178,6 +185,23 @@ class ProcessorSettings(ServiceSettings):
     def prefix_index_blocks(self) -> int:
         """Most KV blocks of a model that routing knows of: half the memory, 120 bytes a block."""
         return self.max_open_bytes // 256
+
+    def model_formats(self) -> dict[str, str]:
+        """Parse `formats`.
+
+        Raises:
+            SettingsError: an entry is not NAME=FORMAT, or its model or its format is unknown.
+        """
+        formats: dict[str, str] = {}
+        for entry in self.formats:
+            name, _, form = entry.partition("=")
+            if name not in self.model_directories():
+                raise SettingsError(f"--formats: {name!r} is no model of --models")
+            if form not in FORMATS:
+                known = ", ".join(sorted(FORMATS))
+                raise SettingsError(f"--formats: {form!r} is none of {known}")
+            formats[name] = form
+        return formats
 
     def model_directories(self) -> dict[str, Path | None]:
         """Parse `models`; None: no directory was given.

@@ -54,6 +54,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     media_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class RequestSpan:

@@ -28,6 +28,7 @@ from millstream_server.runtime.errors import (
 if TYPE_CHECKING:
     from millstream_server.generation.ticket import KvTransfer, Ticket, TicketKey
     from millstream_server.processor.admission import Admission
+    from millstream_server.processor.answer import Reading
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
     from millstream_server.processor.output import Pacer, TurnOutput
@@ -55,7 +56,8 @@ class Turn:
     """
 
     __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_plan", "choices",
-                 "error", "media", "options", "outcome", "output", "parts", "request", "seed",
+                 "error", "media", "options", "outcome", "output", "parts", "reading", "request",
+                 "seed",
                  "telemetry", "text_model", "used", "workers")  # fmt: skip
 
     def __init__(
@@ -71,12 +73,14 @@ class Turn:
         telemetry: TurnTelemetry,
         continuation: bool = False,
         media: TurnMedia | None = None,
+        reading: Reading | None = None,
     ) -> None:
         """Prepare; nothing is sent yet.
 
         ``output`` goes to ``call``. ``admission`` is released when workers have finished, which may
         be long before a slow client has read everything. ``continuation``: the text continues the
         prompt's, so its leading space is kept. ``media`` is released when the workers have used it.
+        ``reading``: how the answers are read; None: they are text.
         """
         self.request = request
         self.options = options
@@ -85,6 +89,7 @@ class Turn:
         self.telemetry = telemetry
         self.output = output
         self.media = media
+        self.reading = reading
         self.workers: tuple[str, ...] = ()
         """Where it runs (`Plan.places`); empty if it never started."""
         self.seed: int | None = None
@@ -245,6 +250,7 @@ class Turn:
             sum([len(choice.token_ids) for choice in choices]),
             choices[0].cached_tokens,
             prompt.media_tokens,
+            sum([choice.reasoning_tokens for choice in choices]) if self.reading else 0,
         )
 
 

@@ -46,7 +46,7 @@ _MAX_TIMEOUT_S = 10 * 365 * 86_400
 """Ten years. A longer timeout is cut to it: it could not be written again after this hop."""
 _MAX_TRACEPARENT, _MAX_TRACESTATE, _MAX_BAGGAGE = 128, 4096, 8192
 """Characters. W3C: 55 so far, at least 512 that must be passed on, at most 8192 bytes."""
-CONTRACT_VERSION = "1.2"
+CONTRACT_VERSION = "1.3"
 """MAJOR.MINOR; raise MINOR with every release that adds to the contract."""
 ROLES_TO_PROTO = {role: worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}") for role in Role}
 Names = tuple[str, ...]

@@ -63,6 +63,8 @@ class Choice:
     logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
     finish_reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_UNSPECIFIED
     matched_stop: generation_pb2.MatchedStop | None = None
+    events: list[processor_pb2.OutputEvent] = field(default_factory=list)
+    tool_calls: list[chat_pb2.ToolCall] = field(default_factory=list)
 
     def add(self, delta: processor_pb2.ChoiceDelta) -> None:
         assert not self.finish_reason, "a delta after the last"
@@ -70,6 +72,8 @@ class Choice:
         self.token_count += delta.token_count
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.events += delta.events
+        self.tool_calls += delta.tool_calls
         self.finish_reason = delta.finish_reason
         if delta.HasField("matched_stop"):
             self.matched_stop = delta.matched_stop

@@ -31,7 +31,7 @@ const (
 	FinishReason_FINISH_REASON_STOP FinishReason = 1
 	// max_new_tokens were generated, or the context is full.
 	FinishReason_FINISH_REASON_LENGTH FinishReason = 2
-	// The model called tools and waits for their results.
+	// The model called tools and waits for their results. With CHAT_OUTPUT_EVENTS only.
 	FinishReason_FINISH_REASON_TOOL_CALLS FinishReason = 3
 	// Withheld by a content filter.
 	FinishReason_FINISH_REASON_CONTENT_FILTER FinishReason = 4

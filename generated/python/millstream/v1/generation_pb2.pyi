@@ -38,7 +38,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_new_tokens were generated, or the context is full."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 3
-    """The model called tools and waits for their results."""
+    """The model called tools and waits for their results. With CHAT_OUTPUT_EVENTS only."""
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
     """Withheld by a content filter."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 5
@@ -54,7 +54,7 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_new_tokens were generated, or the context is full."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
-"""The model called tools and waits for their results."""
+"""The model called tools and waits for their results. With CHAT_OUTPUT_EVENTS only."""
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
 """Withheld by a content filter."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 5

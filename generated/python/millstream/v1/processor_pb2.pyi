@@ -59,6 +59,68 @@ REQUEST_PRIORITY_HIGH: RequestPriority.ValueType  # 3
 """Before all others, for users who wait. The server doesn't restrict who may use it."""
 Global___RequestPriority: _TypeAlias = RequestPriority  # noqa: Y015
 
+class _ChatOutput:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChatOutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatOutput.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHAT_OUTPUT_UNSPECIFIED: _ChatOutput.ValueType  # 0
+    """The same as CHAT_OUTPUT_TEXT."""
+    CHAT_OUTPUT_TEXT: _ChatOutput.ValueType  # 1
+    """One text in ChoiceDelta.text, as the model writes it: with markers and calls in its own notation."""
+    CHAT_OUTPUT_EVENTS: _ChatOutput.ValueType  # 2
+    """Reasoning, text and tool calls, told apart, in ChoiceDelta.events. For models with
+    ServedModel.answer_format; for others it is refused with UNSUPPORTED_FEATURE. In the conversation the
+    model's calls and reasoning are kept as such, and rendered by its template.
+    """
+
+class ChatOutput(_ChatOutput, metaclass=_ChatOutputEnumTypeWrapper):
+    """ChatOutput is what the answers of a conversation are made of."""
+
+CHAT_OUTPUT_UNSPECIFIED: ChatOutput.ValueType  # 0
+"""The same as CHAT_OUTPUT_TEXT."""
+CHAT_OUTPUT_TEXT: ChatOutput.ValueType  # 1
+"""One text in ChoiceDelta.text, as the model writes it: with markers and calls in its own notation."""
+CHAT_OUTPUT_EVENTS: ChatOutput.ValueType  # 2
+"""Reasoning, text and tool calls, told apart, in ChoiceDelta.events. For models with
+ServedModel.answer_format; for others it is refused with UNSUPPORTED_FEATURE. In the conversation the
+model's calls and reasoning are kept as such, and rendered by its template.
+"""
+Global___ChatOutput: _TypeAlias = ChatOutput  # noqa: Y015
+
+class _ToolChoiceMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoiceMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_MODE_UNSPECIFIED: _ToolChoiceMode.ValueType  # 0
+    """The same as TOOL_CHOICE_MODE_AUTO."""
+    TOOL_CHOICE_MODE_AUTO: _ToolChoiceMode.ValueType  # 1
+    """The model decides."""
+    TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
+    """The model isn't told of any tool."""
+    TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
+    """It calls one tool or more. Refused by this version."""
+    TOOL_CHOICE_MODE_NAMED: _ToolChoiceMode.ValueType  # 4
+    """It calls the tool that is named. Refused by this version."""
+
+class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
+    """ToolChoiceMode is how free a model is to call tools."""
+
+TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode.ValueType  # 0
+"""The same as TOOL_CHOICE_MODE_AUTO."""
+TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
+"""The model decides."""
+TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
+"""The model isn't told of any tool."""
+TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
+"""It calls one tool or more. Refused by this version."""
+TOOL_CHOICE_MODE_NAMED: ToolChoiceMode.ValueType  # 4
+"""It calls the tool that is named. Refused by this version."""
+Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
+
 class _ModelTask:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -254,10 +316,20 @@ class ChatStart(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to talk to; may be left empty when only one is served."""
     request_id: _builtins.str
     """The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
+    output: Global___ChatOutput.ValueType
+    """What answers are made of, in all turns."""
+    parallel_tool_calls: _builtins.bool
+    """Whether an answer may have several tool calls. If not, it ends behind its first one. Unset: true. With
+    CHAT_OUTPUT_EVENTS only.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The conversation so far, at least one message; the last is not the model's."""
@@ -272,6 +344,14 @@ class ChatStart(_message.Message):
         what the context length leaves; in this one it must fit.
         """
 
+    @_builtins.property
+    def tool_choice(self) -> Global___ToolChoice:
+        """Whether the model may call the tools; unset: it may. With CHAT_OUTPUT_EVENTS only."""
+
+    @_builtins.property
+    def reasoning(self) -> Global___ReasoningOptions:
+        """How the model reasons; unset: as its template has it."""
+
     def __init__(
         self,
         *,
@@ -280,14 +360,78 @@ class ChatStart(_message.Message):
         tools: _abc.Iterable[_chat_pb2.ChatTool] | None = ...,
         options: Global___GenerationOptions | None = ...,
         request_id: _builtins.str = ...,
+        output: Global___ChatOutput.ValueType = ...,
+        tool_choice: Global___ToolChoice | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        reasoning: Global___ReasoningOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "reasoning", b"reasoning", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "options", b"options", "request_id", b"request_id", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "messages", b"messages", "model", b"model", "options", b"options", "output", b"output", "parallel_tool_calls", b"parallel_tool_calls", "reasoning", b"reasoning", "request_id", b"request_id", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+
+Global___ChatStart: _TypeAlias = ChatStart  # noqa: Y015
+
+@_typing.final
+class ToolChoice(_message.Message):
+    """ToolChoice is whether a model may call tools, or must. What this server or the model's format can't do
+    is refused with UNSUPPORTED_FEATURE.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    mode: Global___ToolChoiceMode.ValueType
+    """The mode."""
+    name: _builtins.str
+    """TOOL_CHOICE_MODE_NAMED only: the tool, one of ChatStart.tools."""
+    def __init__(
+        self,
+        *,
+        mode: Global___ToolChoiceMode.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChatStart: _TypeAlias = ChatStart  # noqa: Y015
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
+@_typing.final
+class ReasoningOptions(_message.Message):
+    """ReasoningOptions are how a model reasons. What its template has no variable for is refused with
+    UNSUPPORTED_FEATURE.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENABLED_FIELD_NUMBER: _builtins.int
+    EFFORT_FIELD_NUMBER: _builtins.int
+    enabled: _builtins.bool
+    """Whether it reasons."""
+    effort: _builtins.str
+    """How much, in the model's own words: "low", "high". Letters, digits, `_` and `-`, at most 64."""
+    def __init__(
+        self,
+        *,
+        enabled: _builtins.bool | None = ...,
+        effort: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "enabled", b"enabled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "effort", b"effort", "enabled", b"enabled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
+    _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+
+Global___ReasoningOptions: _TypeAlias = ReasoningOptions  # noqa: Y015
 
 @_typing.final
 class UserTurn(_message.Message):
@@ -481,6 +625,8 @@ class ChoiceDelta(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     MATCHED_STOP_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which choice, from 0."""
     text: _builtins.str
@@ -503,6 +649,18 @@ class ChoiceDelta(_message.Message):
     def matched_stop(self) -> _generation_pb2.MatchedStop:
         """What ended it, when finish_reason is STOP."""
 
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputEvent]:
+        """With CHAT_OUTPUT_EVENTS: the new output in order; `text` is empty then. A piece continues the one
+        before it of the same kind, in this delta or an earlier one.
+        """
+
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ToolCall]:
+        """In the last delta: all tool calls of the choice, whole, in order. Left out if they have more than 1 MiB
+        together: `events` had them.
+        """
+
     def __init__(
         self,
         *,
@@ -513,14 +671,112 @@ class ChoiceDelta(_message.Message):
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         finish_reason: _generation_pb2.FinishReason.ValueType = ...,
         matched_stop: _generation_pb2.MatchedStop | None = ...,
+        events: _abc.Iterable[Global___OutputEvent] | None = ...,
+        tool_calls: _abc.Iterable[_chat_pb2.ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["matched_stop", b"matched_stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "text", b"text", "token_count", b"token_count", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "matched_stop", b"matched_stop", "text", b"text", "token_count", b"token_count", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChoiceDelta: _TypeAlias = ChoiceDelta  # noqa: Y015
+
+@_typing.final
+class OutputEvent(_message.Message):
+    """OutputEvent is a piece of an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_START_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_END_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text for the reader of the answer."""
+    reasoning: _builtins.str
+    """The model's reasoning."""
+    tool_call_arguments_json: _builtins.str
+    """The next piece of its arguments: the pieces join to one JSON object. (JSON by nature.)"""
+    @_builtins.property
+    def tool_call_start(self) -> Global___ToolCallStart:
+        """A tool call begins. Its arguments and its end follow before anything else does."""
+
+    @_builtins.property
+    def tool_call_end(self) -> Global___ToolCallEnd:
+        """It ends."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call_start: Global___ToolCallStart | None = ...,
+        tool_call_arguments_json: _builtins.str = ...,
+        tool_call_end: Global___ToolCallEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "reasoning", b"reasoning", "text", b"text", "tool_call_arguments_json", b"tool_call_arguments_json", "tool_call_end", b"tool_call_end", "tool_call_start", b"tool_call_start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "reasoning", b"reasoning", "text", b"text", "tool_call_arguments_json", b"tool_call_arguments_json", "tool_call_end", b"tool_call_end", "tool_call_start", b"tool_call_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["text", "reasoning", "tool_call_start", "tool_call_arguments_json", "tool_call_end"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___OutputEvent: _TypeAlias = OutputEvent  # noqa: Y015
+
+@_typing.final
+class ToolCallStart(_message.Message):
+    """ToolCallStart begins a tool call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which call of the choice, from 0, in the order of the output."""
+    id: _builtins.str
+    """Id that the result refers to: the model's own, if it writes any."""
+    name: _builtins.str
+    """Name of the tool, as the model wrote it; it may be none of ChatStart.tools."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallStart: _TypeAlias = ToolCallStart  # noqa: Y015
+
+@_typing.final
+class ToolCallEnd(_message.Message):
+    """ToolCallEnd ends a tool call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    incomplete: _builtins.bool
+    """It was cut off, or its arguments are no JSON object: it can't be run. The pieces so far are not closed."""
+    def __init__(
+        self,
+        *,
+        incomplete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incomplete", b"incomplete"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallEnd: _TypeAlias = ToolCallEnd  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
@@ -920,6 +1176,7 @@ class ServedModel(_message.Message):
     EMBEDDING_FIELD_NUMBER: _builtins.int
     ABILITIES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -956,6 +1213,10 @@ class ServedModel(_message.Message):
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """LoRA adapters that requests may name now: those that all roles of its workers have."""
 
+    @_builtins.property
+    def answer_format(self) -> Global___AnswerFormat:
+        """How its answers are read with CHAT_OUTPUT_EVENTS; unset: they can't be."""
+
     def __init__(
         self,
         *,
@@ -970,14 +1231,41 @@ class ServedModel(_message.Message):
         embedding: _worker_pb2.EmbeddingModelInfo | None = ...,
         abilities: _abc.Iterable[_worker_pb2.EngineAbility.ValueType] | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        answer_format: Global___AnswerFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "answer_format", b"answer_format", "chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
+
+@_typing.final
+class AnswerFormat(_message.Message):
+    """AnswerFormat is how a model writes reasoning and tool calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name: docs/formats.md has them all."""
+    reason: _builtins.str
+    """Why it was chosen, for people: "set by --formats", "the worker's parser is qwen3_coder"."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerFormat: _TypeAlias = AnswerFormat  # noqa: Y015
 
 @_typing.final
 class ModelWorkers(_message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millstream/v1/usage.proto\x12\rmillstream.v1\"\xab\x01\n\x0fGenerationUsage\x12#\n\rprompt_tokens\x18\x01 \x01(\rR\x0cpromptTokens\x12+\n\x11\x63ompletion_tokens\x18\x02 \x01(\rR\x10\x63ompletionTokens\x12#\n\rcached_tokens\x18\x03 \x01(\rR\x0c\x63\x61\x63hedTokens\x12!\n\x0cmedia_tokens\x18\x04 \x01(\rR\x0bmediaTokensB\xc7\x01\n\x10io.millstream.v1B\nUsageProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millstream/v1/usage.proto\x12\rmillstream.v1\"\xd6\x01\n\x0fGenerationUsage\x12#\n\rprompt_tokens\x18\x01 \x01(\rR\x0cpromptTokens\x12+\n\x11\x63ompletion_tokens\x18\x02 \x01(\rR\x10\x63ompletionTokens\x12#\n\rcached_tokens\x18\x03 \x01(\rR\x0c\x63\x61\x63hedTokens\x12!\n\x0cmedia_tokens\x18\x04 \x01(\rR\x0bmediaTokens\x12)\n\x10reasoning_tokens\x18\x05 \x01(\rR\x0freasoningTokensB\xc7\x01\n\x10io.millstream.v1B\nUsageProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1B\nUsageProtoP\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
   _globals['_GENERATIONUSAGE']._serialized_start=45
-  _globals['_GENERATIONUSAGE']._serialized_end=216
+  _globals['_GENERATIONUSAGE']._serialized_end=259
 # @@protoc_insertion_point(module_scope)

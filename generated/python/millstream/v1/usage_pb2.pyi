@@ -26,6 +26,7 @@ class GenerationUsage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     MEDIA_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt as the model saw it, template included. Not multiplied by n."""
     completion_tokens: _builtins.int
@@ -34,6 +35,10 @@ class GenerationUsage(_message.Message):
     """Prompt tokens whose KV cache the worker that ran the prompt had already."""
     media_tokens: _builtins.int
     """Prompt tokens that stand for images and videos."""
+    reasoning_tokens: _builtins.int
+    """Of completion_tokens those of the model's reasoning, its markers included, over all choices. Counted with
+    CHAT_OUTPUT_EVENTS only.
+    """
     def __init__(
         self,
         *,
@@ -41,10 +46,11 @@ class GenerationUsage(_message.Message):
         completion_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         media_tokens: _builtins.int = ...,
+        reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "media_tokens", b"media_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "media_tokens", b"media_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

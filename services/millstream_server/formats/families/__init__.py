@@ -37,6 +37,7 @@ FORMATS: dict[str, Format] = {
         glm.FORMAT,
         kimi.K2,
         minimax.M2,
+        minimax.M3,
         mistral.OLD,
         mistral.V11,
         harmony.FORMAT,

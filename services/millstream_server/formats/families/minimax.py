@@ -10,6 +10,7 @@
 from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
+from millstream_server.formats.markup import Markup
 from millstream_server.formats.tagged import Tagged
 from millstream_server.formats.written import NAME, Matching, Written
 
@@ -39,4 +40,15 @@ M2 = Format(
         lead=Matching(r"\n{0,3}"),
         after_reasoning="",
     ),
+)
+
+_NS = "]<]minimax[>["
+
+M3 = Format(
+    name="minimax-m3",
+    models="MiniMax M3",
+    reasoning=(Span("<mm:think>", "</mm:think>"),),
+    section=Span(f"{_NS}<tool_call>", f"{_NS}</tool_call>"),
+    call_open=(f'{_NS}<invoke name="',),
+    call=Tagged(header_end=('">',), header=r'(?P<name>[^"<>]+)', arguments=Markup(before=_NS)),
 )

@@ -84,6 +84,10 @@ class ChatMessage:
     """Path of the message in the request; empty: not from a client, or checked already."""
     parts: tuple[str | MediaPart, ...] = ()
     """A message with media: its parts in order; empty for text alone."""
+    reasoning: str = ""
+    """ASSISTANT only."""
+    own: bool = False
+    """It is an answer of this conversation: its calls need no check."""
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
@@ -147,7 +151,8 @@ def _check_conversation(
         if _is_plain(message):
             continue
         path = message.field or f"{paths.messages}[{index}]"
-        yield from _check_message(path, message, calls_so_far)
+        if not message.own:
+            yield from _check_message(path, message, calls_so_far)
         calls_so_far.update(call.id for call in message.tool_calls)
     if messages[-1].role is ChatRole.ASSISTANT:
         yield FieldViolation(
@@ -163,6 +168,7 @@ def _is_plain(message: ChatMessage) -> bool:
         role is not None
         and role is not ChatRole.TOOL
         and not (message.parts or message.name or message.tool_call_id or message.tool_calls)
+        and not message.reasoning
     )
 
 
@@ -180,6 +186,8 @@ def _check_message(
     if message.name and not _NAME.fullmatch(message.name):
         yield FieldViolation(f"{path}.name", _NAME_RULE)
     yield from _check_tool_answer(f"{path}.tool_call_id", message, calls_so_far)
+    if message.reasoning and message.role is not ChatRole.ASSISTANT:
+        yield FieldViolation(f"{path}.reasoning", "only ASSISTANT messages have reasoning")
     if message.tool_calls and message.role is not ChatRole.ASSISTANT:
         yield FieldViolation(f"{path}.tool_calls", "only ASSISTANT messages have tool calls")
         return
@@ -258,12 +266,14 @@ def _schema_parts(text: str) -> int:
 # ---- for templates -------------------------------------------------------------------------------
 
 
-def message_for_template(message: ChatMessage, *, supports_developer: bool) -> dict[str, Any]:
+def message_for_template(
+    message: ChatMessage, *, supports_developer: bool, reasoning: str = "reasoning_content"
+) -> dict[str, Any]:
     """Shape a checked message as Hugging Face templates expect it.
 
     Keys without a value are left out: templates test for them with ``is defined``. DEVELOPER
     becomes "system" for templates without that role; most would print the role's name, on which the
-    model was not trained.
+    model was not trained. ``reasoning`` is the template's name for it.
     """
     role = message.role
     if role is None:
@@ -276,6 +286,8 @@ def message_for_template(message: ChatMessage, *, supports_developer: bool) -> d
     shaped: dict[str, Any] = {"role": role.value, "content": content}
     if message.name:
         shaped["name"] = message.name
+    if message.reasoning:
+        shaped[reasoning] = message.reasoning
     if message.tool_call_id:
         shaped["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jinja2
 from jinja2.exceptions import TemplateError
@@ -21,6 +23,8 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200
 _PIECES_AT_ONCE = 32
+NO_VARIABLES: Mapping[str, Any] = {}
+_REASONING_KEYS = ("reasoning_content", ".thinking", ".reasoning")
 
 # What a template's own code can raise on messages that it doesn't support.
 _TEMPLATE_FAULTS = (
@@ -62,6 +66,9 @@ class ChatTemplate:
             for name, found in self._compiled.items()
         }
         self._supports_developer = {name: "developer" in source for name, source in sources.items()}
+        self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
+        self.source = "\n".join(sources.values())
+        """All templates' text, to look for words in."""
 
     @property
     def available(self) -> bool:
@@ -74,8 +81,11 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         field: str = "messages",
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """Render messages and tools that have passed `check_messages`; errors name ``field``.
+
+        ``variables`` are further ones that the template knows.
 
         The prompt has the model's special tokens already: encode it without adding any.
 
@@ -89,11 +99,16 @@ class ChatTemplate:
             sentence = "this model has no chat template; use Complete with a prompt"
             raise UnsupportedFeatureError.of(field, sentence)
         shaped = [
-            message_for_template(message, supports_developer=self._supports_developer[name])
+            message_for_template(
+                message,
+                supports_developer=self._supports_developer[name],
+                reasoning=self._reasoning[name],
+            )
             for message in messages
         ]
         variables = {
             **self._variables[name],
+            **variables,
             "messages": shaped,
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
@@ -116,6 +131,25 @@ class ChatTemplate:
                 raise InvalidRequestError.of(field, sentence)
             pieces.append(piece)
         return "".join(pieces)
+
+    def variable(self, choices: Sequence[tuple[str, Any]], field: str) -> tuple[str, Any]:
+        """Return the first of some variables, with its value, that the template knows.
+
+        Raises:
+            UnsupportedFeatureError: it knows none; ``field`` asked for it.
+        """
+        for name, value in choices:
+            if re.search(rf"\b{re.escape(name)}\b", self.source):
+                return name, value
+        names = " or ".join(name for name, _ in choices)
+        sentence = f"this model's chat template has no variable {names}"
+        raise UnsupportedFeatureError.of(field, sentence)
+
+
+def _reasoning_key(source: str) -> str:
+    """Return under which name a template looks for an earlier answer's reasoning."""
+    found = next((name for name in _REASONING_KEYS if name in source), _REASONING_KEYS[0])
+    return found.removeprefix(".")
 
 
 def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:

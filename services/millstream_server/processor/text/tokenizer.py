@@ -65,6 +65,16 @@ class TextModel:
     family: Family | None = None
     """How the model places images and videos in its prompts; None: it takes text only."""
 
+    def has_token(self, text: str) -> bool:
+        """Whether one token of the vocabulary is written so."""
+        return self.tokenizer.token_to_id(text) is not None
+
+    @property
+    def special_tokens(self) -> list[tuple[int, str]]:
+        """The tokens that texts don't show, unless asked to."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return [(token_id, token.content) for token_id, token in added.items() if token.special]
+
     @property
     def soft_tokens(self) -> frozenset[int]:
         """Ids of the placeholders in whose place the model reads embeddings."""

@@ -1,0 +1,249 @@
+"""Chat with events: reasoning, text and tool calls in order, and what becomes of them next turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.alphabet import alphabet_model
+from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
+from tests.support.processor.chats import (
+    Answer,
+    Conversation,
+    chat,
+    message,
+    options,
+    start,
+    tool_results,
+)
+from tests.support.processor.saying import saying
+from tests.support.wire.failures import refusal
+
+EVENTS = processor_pb2.CHAT_OUTPUT_EVENTS
+CALLS = generation_pb2.FINISH_REASON_TOOL_CALLS
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% for m in messages %}"
+    "{{ m.role }}:{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}"
+    "[{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "|{% endfor %}{% if enable_thinking is defined and not enable_thinking %}no {% endif %}<think>"
+)
+TOOLS = [
+    chat_pb2.ChatTool(name="f", parameters_json_schema='{"properties": {"s": {"type": "string"}}}'),
+    chat_pb2.ChatTool(name="g"),
+]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"s": "Oslo"}}\n</tool_call>'
+SPOKEN = f'<think>hm</think>\n\nLet me see.\n{CALL}\n<tool_call>\n{{"name": "g"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    folder: Path = alphabet_model(tmp_path_factory.mktemp("model"))
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text("utf-8")) | {"chat_template": TEMPLATE}
+    file.write_text(json.dumps(config), "utf-8")
+    return TextModel.load(folder)
+
+
+@contextlib.asynccontextmanager
+async def serving(model: TextModel, form: str = "hermes") -> AsyncIterator[InProcessProcessor]:
+    config = replace(ALPHABET, context_length=2048)
+    formats = {MODEL: form} if form else {}
+    async with (
+        worker(config) as one,
+        processor({MODEL: model}, [one.address], formats=formats) as front,
+    ):
+        yield front
+
+
+def pieces(answer: Answer) -> list[tuple[str, ...]]:
+    """Join a choice's events; calls as (id, name, arguments)."""
+    found: list[tuple[str, ...]] = []
+    for event in answer.choices[0].events:
+        kind = event.WhichOneof("event")
+        if kind in ("text", "reasoning"):
+            text = getattr(event, kind)
+            joins = found and found[-1][0] == kind
+            found[-1:] = [(kind, found[-1][1] + text)] if joins else [*found[-1:], (kind, text)]
+        elif kind == "tool_call_start":
+            call = event.tool_call_start
+            found.append((call.id, call.name, ""))
+        elif kind == "tool_call_arguments_json":
+            found[-1] = (*found[-1][:2], found[-1][2] + event.tool_call_arguments_json)
+        elif event.tool_call_end.incomplete:
+            found[-1] += ("incomplete",)
+    return found
+
+
+async def test_an_answer_comes_as_events_in_order_and_its_calls_whole(model: TextModel) -> None:
+    async with serving(model) as front:
+        with saying(model, SPOKEN):
+            answer = await chat(front.stub, "hi", tools=TOOLS, output=EVENTS)
+    choice = answer.choices[0]
+    first, second = choice.tool_calls
+    assert pieces(answer) == [
+        ("reasoning", "hm"),
+        ("text", "Let me see."),
+        (first.id, "f", '{"s": "Oslo"}'),
+        (second.id, "g", "{}"),
+    ]
+    assert [(c.name, c.arguments_json, c.incomplete) for c in choice.tool_calls] == [
+        ("f", '{"s": "Oslo"}', False),
+        ("g", "{}", False),
+    ]
+    assert (answer.text, answer.finish_reason, choice.matched_stop) == ("", CALLS, None)
+    reasoning = len("<think>hm</think>")
+    assert answer.usage.reasoning_tokens == reasoning
+    assert answer.usage.completion_tokens == len(SPOKEN) + 1
+    assert choice.token_count == answer.usage.completion_tokens
+
+
+async def test_unset_the_same_answer_is_one_text(model: TextModel) -> None:
+    async with serving(model) as front:
+        with saying(model, SPOKEN):
+            answer = await chat(front.stub, "hi", tools=TOOLS)
+    assert answer.text == SPOKEN
+    assert answer.finish_reason == generation_pb2.FINISH_REASON_STOP
+    assert not answer.choices[0].events
+    assert answer.usage.reasoning_tokens == 0
+
+
+async def test_a_call_that_was_cut_is_incomplete_and_length_stays_the_reason(
+    model: TextModel,
+) -> None:
+    cut = SPOKEN.index("slo") + 1
+    async with serving(model) as front:
+        with saying(model, SPOKEN):
+            answer = await chat(front.stub, "hi", tools=TOOLS, output=EVENTS, opts=options(cut))
+    (call,) = answer.choices[0].tool_calls
+    assert (call.arguments_json, call.incomplete) == ('{"s": "Os', True)
+    assert pieces(answer)[-1] == (call.id, "f", '{"s": "Os', "incomplete")
+    assert answer.finish_reason == generation_pb2.FINISH_REASON_LENGTH
+
+
+async def test_without_parallel_calls_an_answer_ends_behind_its_first(model: TextModel) -> None:
+    async with serving(model) as front:
+        with saying(model, SPOKEN):
+            answer = await chat(
+                front.stub, "hi", tools=TOOLS, output=EVENTS, parallel_tool_calls=False
+            )
+    assert [call.name for call in answer.choices[0].tool_calls] == ["f"]
+    assert answer.finish_reason == CALLS
+    assert answer.usage.completion_tokens == SPOKEN.index('"}}') + len('"}}')
+
+
+async def test_calls_and_reasoning_go_into_the_conversation_as_the_template_has_them(
+    model: TextModel,
+) -> None:
+    async with serving(model) as front:
+        with saying(model, SPOKEN, "Cold.") as prompts:
+            conversation = Conversation(front.stub)
+            await conversation.say(start("hi", tools=TOOLS, output=EVENTS))
+            first = await conversation.answer(1)
+            f, g = [call.id for call in first.choices[0].tool_calls]
+            await conversation.say(tool_results(_result(f, "-3"), _result(g, "!")))
+            second = await conversation.answer(2)
+            assert pieces(second) == [("reasoning", "Cold.")]  # the prompt ends with <think>
+            await conversation.say(tool_results(_result("other", "?")))
+            failed = await refusal(conversation.call)
+    spoken = f'(hm)Let me see.[{f} f {{"s": "Oslo"}}][{g} g {{}}]'
+    assert prompts[0] == "f;g;user:hi|<think>"
+    assert prompts[1] == f"f;g;user:hi|assistant:{spoken}|tool:-3|tool:!|<think>"
+    assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert failed.fields == ("tool_results.messages[0].tool_call_id",)
+
+
+def _result(call_id: str, text: str) -> chat_pb2.ChatMessage:
+    return message(text, chat_pb2.CHAT_ROLE_TOOL, tool_call_id=call_id)
+
+
+async def test_the_client_may_switch_tools_and_reasoning_off(model: TextModel) -> None:
+    none = processor_pb2.ToolChoice(mode=processor_pb2.TOOL_CHOICE_MODE_NONE)
+    off = processor_pb2.ReasoningOptions(enabled=False)
+    said = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_ASSISTANT, reasoning="so")
+    messages = [message("hi"), said, message("go")]
+    async with serving(model) as front:
+        with saying(model, "x") as prompts:
+            await chat(
+                front.stub, messages=messages, tools=TOOLS, output=EVENTS, tool_choice=none,
+                reasoning=off,
+            )  # fmt: skip
+    assert prompts == ["user:hi|assistant:(so)|user:go|no <think>"]
+
+
+def _choice(mode: str, name: str = "") -> dict[str, Any]:
+    value = processor_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{mode}")
+    choice = processor_pb2.ToolChoice(mode=value, name=name)
+    return {"tool_choice": choice, "output": EVENTS, "tools": TOOLS}
+
+
+INVALID, UNSUPPORTED = "INVALID_REQUEST", "UNSUPPORTED_FEATURE"
+CUT = chat_pb2.ChatMessage(
+    role=chat_pb2.CHAT_ROLE_ASSISTANT,
+    tool_calls=[chat_pb2.ToolCall(id="a", name="f", arguments_json="{", incomplete=True)],
+)
+REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
+    ({"output": 9}, "start.output", UNSUPPORTED),
+    (_choice("REQUIRED"), "start.tool_choice.mode", UNSUPPORTED),
+    (_choice("NAMED", "f"), "start.tool_choice.mode", UNSUPPORTED),
+    (_choice("NAMED", "other"), "start.tool_choice.name", INVALID),
+    (_choice("NAMED"), "start.tool_choice.name", INVALID),
+    (_choice("AUTO", "f"), "start.tool_choice.name", INVALID),
+    (_choice("AUTO") | {"output": 0}, "start.tool_choice", INVALID),
+    ({"parallel_tool_calls": True}, "start.parallel_tool_calls", INVALID),
+    (
+        {"reasoning": processor_pb2.ReasoningOptions(effort="high")},
+        "start.reasoning.effort",
+        UNSUPPORTED,
+    ),
+    (
+        {"reasoning": processor_pb2.ReasoningOptions(effort="a b")},
+        "start.reasoning.effort",
+        INVALID,
+    ),
+    ({"messages": [CUT, message("hi")]}, "start.messages[0].tool_calls[0].incomplete", INVALID),
+    (
+        {"messages": [message("hi", reasoning="so")]},
+        "start.messages[0].reasoning",
+        INVALID,
+    ),
+    ({"tools": [TOOLS[0], TOOLS[0]], "output": EVENTS}, "start.tools[1].name", INVALID),
+]
+
+
+async def test_what_can_not_be_done_is_refused_by_field(model: TextModel) -> None:
+    async with serving(model) as front:
+        for fields, field, reason in REFUSED:
+            conversation = Conversation(front.stub)
+            await conversation.say(start("hi", **fields))
+            failed = await refusal(conversation.call)
+            assert failed.code is grpc.StatusCode.INVALID_ARGUMENT, fields
+            assert (failed.fields, failed.reason) == ((field,), reason)
+
+
+async def test_the_format_and_why_are_listed_and_none_is_refused(
+    model: TextModel, text_model: TextModel
+) -> None:
+    for served, form, listed in (
+        (text_model, "kimi-k2", ("kimi-k2", "set by --formats")),
+        (model, "", ("think", "its chat template or vocabulary has the markers")),
+        (text_model, "", ("", "")),
+    ):
+        async with serving(served, form) as front:
+            (found,) = (await front.stub.ListModels(processor_pb2.ListModelsRequest())).models
+            assert (found.answer_format.name, found.answer_format.reason) == listed
+            if listed[0]:
+                continue
+            conversation = Conversation(front.stub)
+            await conversation.say(start("hi", output=EVENTS))
+            failed = await refusal(conversation.call)
+            assert (failed.fields, failed.reason) == (("start.output",), UNSUPPORTED)

@@ -1,0 +1,59 @@
+"""Workers of the test's own process that say what the test wants, whatever their engine makes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from millstream_server.generation.output import Finish, FinishReason, OutputSink
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.worker.core import GenerationWorker
+from millstream_server.processor.text.tokenizer import TextModel
+
+
+class _Saying:
+    """A sink in front of a request's own: it replaces the tokens, in order."""
+
+    def __init__(self, sink: Any, ids: Sequence[int], eos: int) -> None:
+        self._sink = sink
+        self._left = list(ids)
+        self._eos = eos
+
+    def emit(self, token_ids: Sequence[int], logprobs: Any = ()) -> None:
+        said, self._left = self._left[: len(token_ids)], self._left[len(token_ids) :]
+        self._sink.emit(said)
+
+    def finish(self, finish: Finish) -> None:
+        if finish.reason is FinishReason.LENGTH and not self._left:
+            finish = replace(finish, reason=FinishReason.STOP, matched_token_id=self._eos)
+        self._sink.finish(finish)
+
+    def fail(self, error: Any) -> None:
+        self._sink.fail(error)
+
+
+@contextlib.contextmanager
+def saying(model: TextModel, *answers: str) -> Iterator[list[str]]:
+    """Let the workers give these answers, one per request; keep the prompts' texts.
+
+    An answer ends with the model's EOS token, unless the request's max_new_tokens cut it.
+    """
+    prompts: list[str] = []
+    left = list(answers)
+    submit = GenerationWorker.submit
+    (eos, *_) = model.eos_token_ids
+
+    def say(self: GenerationWorker, start: GenerationRequest, sink: OutputSink) -> str:
+        prompts.append(model.decode(start.token_ids, skip_special_tokens=False))
+        ids = [*model.encode(left.pop(0), add_special_tokens=False), eos]
+        most = min(start.sampling.max_new_tokens, len(ids))
+        asked = replace(
+            start, sampling=replace(start.sampling, max_new_tokens=most, ignore_eos=True)
+        )
+        return submit(self, asked, _Saying(sink, ids, eos))
+
+    with mock.patch.object(GenerationWorker, "submit", say):
+        yield prompts
