@@ -48,7 +48,7 @@ class Tag:
             likely = (0.05 if len(allowed) > _FREE else 0.5) + step / most
             if _EOS in allowed and (len(allowed) == 1 or rng.random() < likely):
                 return written.decode()
-            token = self._chosen(rng, allowed - {_EOS})
+            token = self._chosen(rng, allowed - {_EOS}, step / most)
             if token is None or not matcher.accept_token(token):
                 return None
             written += self._pieces[token]
@@ -61,16 +61,16 @@ class Tag:
         # A half of a character only inside of a marker, where nothing else can follow.
         return {at for at in found if at < 0x80 or at >= _EOS} or found
 
-    def _chosen(self, rng: random.Random, allowed: set[int]) -> int | None:
+    def _chosen(self, rng: random.Random, allowed: set[int], done: float) -> int | None:
         if not allowed:
             return None
         markers = [token for token in allowed if token > _LETTER]
         filling = sorted(allowed & _FILLING)
         closing = sorted(allowed & _CLOSING)
         free = len(allowed) > _FREE
-        if markers and rng.random() < (0.3 if free else 0.6):
+        if markers and rng.random() < (0.3 if free else 0.6 - done):
             return rng.choice(sorted(markers))
-        if free and closing and rng.random() < 0.25:
+        if closing and rng.random() < 0.25 + done:
             return rng.choice(closing)
         return rng.choice(filling if free and filling else sorted(allowed))
 

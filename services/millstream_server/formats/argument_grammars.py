@@ -26,7 +26,7 @@ from millstream_server.formats.written import Written, piece
 
 _NESTED: Types = frozenset(("object", "array"))
 _WORDS = frozenset(("true", "True", "false", "False", "null", "None"))
-_KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
+KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
 _BAD_IN_KEY = frozenset("<>\"'\n\r\t")
 _AS_JSON = ("object", "array", "number", "boolean", "null")
 NO_JSON = (
@@ -59,6 +59,11 @@ def key_value_arguments(style: KeyValues, written: Written, schema: Node) -> Par
     return sequence(*parts)
 
 
+def bad_key(name: str) -> bool:
+    """Return whether a property's name can't stand in a tag."""
+    return not name or name != name.strip() or bool(_BAD_IN_KEY.intersection(name))
+
+
 class _Parameters:
     """Single arguments."""
 
@@ -72,11 +77,11 @@ class _Parameters:
 
     def any(self, value: Shape) -> Part:
         """An argument of any name."""
-        return self._written(sequence(const(self._style.key), regex(_KEY)), value)
+        return self._written(sequence(const(self._style.key), regex(KEY)), value)
 
     def one(self, name: str, value: Shape) -> Part:
         """The argument of a property."""
-        if name != name.strip() or _BAD_IN_KEY.intersection(name) or not name:
+        if bad_key(name):
             raise UnconstrainableError(
                 f"the property {name[:64]!r} can't be written in this format"
             )

@@ -23,6 +23,8 @@ from millstream_server.formats.format import Format, routes_of
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.literal_grammars import python_arguments, quoted_arguments
 from millstream_server.formats.literals import Literals
+from millstream_server.formats.markup import Markup
+from millstream_server.formats.markup_grammar import markup_arguments
 from millstream_server.formats.tag_parts import (
     NOTHING,
     Part,
@@ -259,4 +261,6 @@ class _Answer:
             return key_value_arguments(style.arguments, self._written, schema)
         if isinstance(style.arguments, Literals):
             return quoted_arguments(style.arguments.quotes[0], schema)
+        if isinstance(style.arguments, Markup):
+            return markup_arguments(style.arguments, schema)
         return json_arguments(schema)

@@ -66,6 +66,16 @@ def test_only_formats_without_calls_have_no_grammar() -> None:
     assert set(FORMATS) - set(CONSTRAINED) == {"think"}
 
 
+WITHOUT = {"minimax-m3": ("m", "v", "l")}
+"""Properties that a format can't keep: unions of text and more, a least length."""
+
+
+def _tools(name: str) -> tuple[Tool, ...]:
+    left_out = WITHOUT.get(name, ())
+    kept = {key: part for key, part in WIDE["properties"].items() if key not in left_out}
+    return (replace(TOOLS[0], schema={**WIDE, "properties": kept}), *TOOLS[1:])
+
+
 def _tag(name: str, wanted: Wanted) -> Tag:
     source = structural_tag(FORMATS[name], wanted)
     assert source is not None
@@ -89,7 +99,7 @@ def _calls(parts: list[Part]) -> list[Part]:
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_what_a_tag_admits_is_read(name: str) -> None:
-    wanted = Wanted(tools=TOOLS, thinking=Thinking.BEGUN, calls=Calls.REQUIRED)
+    wanted = Wanted(tools=_tools(name), thinking=Thinking.BEGUN, calls=Calls.REQUIRED)
     rng = random.Random(3)
     tag, walks = _tag(name, wanted), 0
     while walks < 4:
@@ -107,7 +117,7 @@ def test_what_a_tag_admits_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_calls_that_may_be_made_are_read_and_others_not_written(name: str) -> None:
-    wanted = Wanted(tools=TOOLS, thinking=Thinking.MAY)
+    wanted = Wanted(tools=_tools(name), thinking=Thinking.MAY)
     rng = random.Random(5)
     tag = _tag(name, wanted)
     for text in filter(None, (tag.walk(rng) for _ in range(4))):
@@ -192,6 +202,13 @@ NATIVE = (
         '\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">Oslo, 3</parameter>\n'
         '<parameter name="n">3</parameter>\n</invoke>\n</minimax:tool_call>',
         "minimax",
+    ),
+    Native(
+        "minimax-m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<s>Oslo, 3'
+        "]<]minimax[>[</s>]<]minimax[>[<n>3]<]minimax[>[</n>]<]minimax[>[</invoke>\n"
+        "]<]minimax[>[</tool_call>",
+        "minimax_m3",
     ),
     Native("mistral", f'[TOOL_CALLS][{{"name": "f", "arguments": {_ARGUMENTS}}}]'),
     Native("mistral-v11", f"[TOOL_CALLS]f[ARGS]{_ARGUMENTS}"),

@@ -51,4 +51,10 @@ M3 = Format(
     section=Span(f"{_NS}<tool_call>", f"{_NS}</tool_call>"),
     call_open=(f'{_NS}<invoke name="',),
     call=Tagged(header_end=('">',), header=r'(?P<name>[^"<>]+)', arguments=Markup(before=_NS)),
+    written=Written(
+        call=(f'{_NS}<invoke name="', NAME, '">'),
+        call_end=f"{_NS}</invoke>\n",
+        begin=f"{_NS}<tool_call>\n",
+        end=f"{_NS}</tool_call>",
+    ),
 )
