@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from millstream_server.formats.choosing import AnswerFormat
+from millstream_server.formats.events import Event, Reasoning, Text
+from millstream_server.formats.families import FORMATS
 from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.processor.answer import joined, reading_of
 from millstream_server.processor.choice import Choice, Delta
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.text.tokenizer import TextModel
@@ -124,3 +128,22 @@ def test_counts_do_not_depend_on_how_tokens_arrive(model: TextModel) -> None:
 def _has_stop(model: TextModel, ids: Sequence[int], stops: list[str]) -> bool:
     text = model.decode(ids)
     return any(stop in text for stop in stops)
+
+
+def test_a_stop_string_ends_an_answer_of_events(model: TextModel) -> None:
+    how = AnswerFormat(form=FORMATS["hermes"], reason="", hidden={})
+    turn: Any = Turn(model, ["STOP"])
+    turn.reading = reading_of(how, (), "", one_call=False)
+    choice = Choice(turn, 0)
+    ids = model.encode("<think>so</think>Hi STOP", add_special_tokens=False)
+    events: list[Event] = []
+    for token_id in ids:
+        delta = _push(choice, [token_id])
+        assert delta.text == ""
+        events += delta.events
+    assert joined(events) == [Reasoning("so"), Text("Hi ")]
+    assert (delta.finish_reason, delta.matched_stop) == (FinishReason.STOP, "STOP")
+    assert choice.message.reasoning == "so"
+    assert choice.reasoning_tokens == len(
+        model.encode("<think>so</think>", add_special_tokens=False)
+    )

@@ -92,6 +92,11 @@ class EnvelopeReader:
             self.rejected = "".join(self._raw)
         return at
 
+    @property
+    def in_json(self) -> bool:
+        """See `Reader.in_json`."""
+        return self._step in (self._arguments, self._skipped)
+
     def finish(self) -> None:
         """See `Reader.finish`."""
         self.done = True

@@ -146,6 +146,11 @@ class JsonBody:
         self._value: JsonValue | None = None
         self.done = self.broken = False
 
+    @property
+    def begun(self) -> bool:
+        """Whether the object has begun."""
+        return self._value is not None
+
     def read(self, text: str, at: int, *, last: bool) -> int:
         """See `Body.read`."""
         if self._value is None:

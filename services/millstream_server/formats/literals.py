@@ -336,6 +336,11 @@ class PythonReader:
             self.rejected = "".join(self._raw)
         return at
 
+    @property
+    def in_json(self) -> bool:
+        """See `Reader.in_json`."""
+        return False
+
     def finish(self) -> None:
         """See `Reader.finish`."""
         self.done = True

@@ -101,12 +101,15 @@ class Parser:
         """
         if self._over:
             return []
-        if self._hidden and len(ids) == 1:
-            text += self._hidden.get(ids[0], "")
+        cut: list[Event] = []
+        if self._hidden and len(ids) == 1 and (marker := self._hidden.get(ids[0])) is not None:
+            text += marker
+            cut = self._cut_json()
         if ids:
             self._pending.append((self._fed, len(ids)))
         self._fed += len(text)
-        return self._run(self._held + text, last=False)
+        events = self._run(self._held + text, last=False)
+        return [*cut, *events] if cut else events
 
     def finish(self) -> list[Event]:
         """End the answer; return what was held back."""
@@ -126,6 +129,17 @@ class Parser:
         return events
 
     # ---- reading
+
+    def _cut_json(self) -> list[Event]:
+        """End a call in the middle of its JSON, since a token came that is never a part of it."""
+        reader = self._reader
+        if reader is None or not reader.in_json:
+            return []
+        self._events = []
+        self._reader = None
+        reader.finish()
+        self._leads = self._bare_due = True
+        return self._events
 
     def _run(self, text: str, *, last: bool) -> list[Event]:
         events: list[Event] = []
@@ -233,8 +247,13 @@ class Parser:
             return
         if kind is None:
             kind = self._kind if self._reader is None else Kind.CALL
-        while pending and pending[0][0] < upto:
-            self.tokens[kind] += pending.pop(0)[1]
+        settled = 0
+        for start, count in pending:
+            if start >= upto:
+                break
+            self.tokens[kind] += count
+            settled += 1
+        del pending[:settled]
 
     # ---- what is read
 

@@ -33,6 +33,11 @@ class Reader(Protocol):
     rejected: str | None
     """When ``done``: what it has read is no call, but this text. None: it was one."""
 
+    @property
+    def in_json(self) -> bool:
+        """Whether it is inside of JSON, where markers as text have no meaning."""
+        ...
+
     def read(self, text: str, at: int, *, last: bool) -> int:
         """Read on from ``at``; return up to where.
 

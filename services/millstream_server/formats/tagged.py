@@ -81,6 +81,11 @@ class TaggedReader:
                 self._sink.end_call()
         return at
 
+    @property
+    def in_json(self) -> bool:
+        """See `Reader.in_json`."""
+        return isinstance(self._body, JsonBody) and self._body.begun
+
     def finish(self) -> None:
         """See `Reader.finish`."""
         self.done = True

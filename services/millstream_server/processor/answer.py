@@ -83,10 +83,13 @@ class Answer:
 
     __slots__ = ("_events", "_hidden", "_one_call", "_parser", "_reasoning", "_texts")
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, *, shows_special: bool) -> None:
+        """Begin; ``shows_special``: the text has all special tokens."""
         how = reading.how
-        self._parser = Parser(how.form, reading.tools, prompt=reading.prompt_end, hidden=how.hidden)
-        self._hidden = how.hidden
+        self._hidden: Mapping[int, str] = {} if shows_special else how.hidden
+        self._parser = Parser(
+            how.form, reading.tools, prompt=reading.prompt_end, hidden=self._hidden
+        )
         self._one_call = reading.one_call
         self._events: list[Event] = []
         self._texts: list[str] = []

@@ -207,7 +207,7 @@ class Choice(Leg):
         """Takes new tokens, returns the text that they complete, whatever the stops."""
         self._matcher = StopMatcher(options.stops) if options.stops else None
         self._matched: str | None = None
-        self._answer = Answer(turn.reading) if turn.reading else None
+        self._answer = Answer(turn.reading, shows_special=special) if turn.reading else None
         """Tells apart what the text consists of; None: the text is sent as it is."""
 
     # ---- from the worker: once per frame entry

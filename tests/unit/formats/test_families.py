@@ -225,6 +225,18 @@ def test_markers_that_the_text_does_not_show_are_seen_by_their_ids() -> None:
     assert reading.tokens == [2, 0, 6]
 
 
+def test_a_token_that_ends_calls_ends_them_in_the_middle_of_json_too() -> None:
+    kimi = FORMATS["kimi-k2"]
+    reading = parser(kimi, hidden={1: "<|tool_call_begin|>", 2: "<|tool_call_end|>"})
+    events = reading.feed("<|tool_calls_section_begin|>", (0,)) + reading.feed("", (1,))
+    events += reading.feed('functions.f:0<|tool_call_argument_begin|>{"s": "Os', (0,))
+    events += reading.feed("", (2,)) + reading.feed("Done.", (0,)) + reading.finish()
+    assert merged(events) == [
+        ("call", "functions.f:0", "f", '{"s": "Os', "incomplete"),
+        ("text", "Done."),
+    ]
+
+
 def test_the_first_piece_of_an_argument_comes_at_once() -> None:
     for name in ("hermes", "qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4", "kimi-k2"):
         answer = next(g.answer for g in GOLDENS if g.name == name and "Oslo" in g.answer)

@@ -52,7 +52,7 @@ V31 = Format(
     section=_SECTION,
     call_open=_OPEN,
     call=Tagged(header_end=("<｜tool▁sep｜>",), arguments=Json()),
-    drop=(_CLOSE,),
+    drop=(_CLOSE, "<｜tool▁sep｜>"),
     written=Written(
         call=(*_OPEN, NAME, "<｜tool▁sep｜>"),
         call_end=_CLOSE,

@@ -17,7 +17,7 @@ GEMMA4 = Format(
     reasoning=(Span("<|channel>thought\n", "<channel|>"),),
     call_open=("<|tool_call>",),
     call=Tagged(header_end=("{",), header=_HEADER, arguments=Literals(quotes=('<|"|>',))),
-    drop=("<tool_call|>", "<|channel>", "<turn|>"),
+    drop=("<tool_call|>", "<|channel>", "<turn|>", '<|"|>'),
     written=Written(call=("<|tool_call>call:", NAME, "{"), call_end="<tool_call|>"),
 )
 

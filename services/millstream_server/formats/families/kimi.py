@@ -31,7 +31,7 @@ K2 = Format(
         header=r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|\"]+)(?::[0-9]+)?)\s*",
         arguments=Json(),
     ),
-    drop=("<|tool_call_end|>",),
+    drop=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
     new_id=_id,
     written=Written(
         call=(
@@ -72,6 +72,9 @@ K3 = Format(
         "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",
         "<|close|>message<|sep|>",
+        "<|open|>",
+        "<|close|>",
+        "<|sep|>",
     ),
     written=Written(
         call=('<|open|>call tool="', NAME, '" index="', NUMBER, '"<|sep|>'),
