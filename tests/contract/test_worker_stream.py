@@ -161,7 +161,7 @@ async def test_a_constraint_without_a_known_grammar_is_refused_by_name(
         sampling = sampling_pb2.SamplingParams(constraint=constraint)
         view = await _refused(stream, [1], ["sampling.constraint"], sampling=sampling)
         assert view.error is not None
-        assert "set one of json_schema, regex, ebnf" in view.error.message
+        assert "set one of json_schema, regex, ebnf, structural_tag" in view.error.message
         await _healthy(stream)
 
 

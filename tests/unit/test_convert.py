@@ -47,6 +47,7 @@ SAMPLINGS = {
         max_new_tokens=1, constraint=Constraint(ConstraintKind.JSON_SCHEMA, '{"a": 1}')
     ),
     "ebnf": Sampling(max_new_tokens=1, constraint=Constraint(ConstraintKind.EBNF, "root ::= x")),
+    "tag": Sampling(max_new_tokens=1, constraint=Constraint(ConstraintKind.STRUCTURAL_TAG, "{}")),
     "empty constraint": Sampling(max_new_tokens=1, constraint=Constraint(ConstraintKind.EBNF, "")),
 }
 

@@ -13,12 +13,16 @@ import pytest
 from millstream_server.control.engine import Role
 from millstream_server.control.operations import LoraAdapter
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.grammar_shapes import (
+    MAX_CONSTRAINT_BYTES,
+    MAX_CONSTRAINT_DEPTH,
+    MAX_STRUCTURAL_TAG_BYTES,
+    MAX_STRUCTURAL_TAG_DEPTH,
+)
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
 from millstream_server.generation.ticket import EngineData, KvTransfer, Ticket
 from millstream_server.generation.validation import (
-    MAX_CONSTRAINT_BYTES,
-    MAX_CONSTRAINT_DEPTH,
     MAX_VIOLATIONS,
     check_request,
 )
@@ -232,6 +236,14 @@ def test_a_missing_ability_names_the_setting_that_turns_it_on(
     assert setting in violation.description
 
 
+def test_a_worker_with_grammars_may_lack_structural_tags() -> None:
+    request = _grammar(ConstraintKind.STRUCTURAL_TAG, _tag(_ANY))
+    other = dataclasses.replace(_INFO, abilities=_INFO.abilities - {Ability.STRUCTURAL_TAGS})
+    check_request(_grammar(ConstraintKind.REGEX, "a"), other, Role.AGGREGATED)
+    with pytest.raises(UnsupportedFeatureError, match="takes no structural_tag"):
+        check_request(request, other, Role.AGGREGATED)
+
+
 def test_bad_values_are_reported_before_missing_abilities() -> None:
     bare = dataclasses.replace(_INFO, abilities=frozenset())
     request = _request(sampling={"seed": 1, "top_p": 2.0})
@@ -252,6 +264,20 @@ def _nested(depth: int) -> str:
     return '{"items":' * (depth - 1) + "{}" + "}" * (depth - 1)
 
 
+def _tag(form: object, **more: object) -> str:
+    return json.dumps({"type": "structural_tag", "format": form, **more})
+
+
+def _wrapped(form: object, kind: str = "optional", depth: int = 1) -> object:
+    for _ in range(depth):
+        form = {"type": kind, "content": form}
+    return form
+
+
+_ANY = {"type": "any_text"}
+_SCHEMA = {"type": "json_schema", "json_schema": json.loads(_nested(MAX_JSON_DEPTH))}
+
+
 def _groups(depth: int, inside: str) -> str:
     return "(" * depth + inside + ")" * depth
 
@@ -270,12 +296,39 @@ def _groups(depth: int, inside: str) -> str:
         (ConstraintKind.REGEX, "[" + "(" * 1000),  # no regex: for the engine to say
         (ConstraintKind.EBNF, "root ::= " + _groups(MAX_CONSTRAINT_DEPTH, '"a"')),
         (ConstraintKind.EBNF, 'root ::= ("\\"(" | [(])' + "\nroot ::= #(" * 1000),
+        (ConstraintKind.STRUCTURAL_TAG, _tag(_wrapped(_ANY, depth=MAX_STRUCTURAL_TAG_DEPTH - 2))),
+        (ConstraintKind.STRUCTURAL_TAG, _tag(_wrapped(_SCHEMA))),
+        (
+            ConstraintKind.STRUCTURAL_TAG,
+            _tag({"type": "const_string", "value": "a" * (MAX_STRUCTURAL_TAG_BYTES - 100)}),
+        ),
+        (
+            ConstraintKind.STRUCTURAL_TAG,
+            _tag(
+                {
+                    "type": "or",
+                    "elements": [
+                        {"type": "dispatch", "rules": [["<a>", {"type": "regex", "pattern": "b"}]]},
+                        {
+                            "type": "triggered_tags",
+                            "triggers": ["<"],
+                            "tags": [{"type": "tag", "begin": "<", "content": _ANY, "end": ">"}],
+                        },
+                    ],
+                }
+            ),
+        ),
     ],
 )
 def test_grammars_within_their_bounds_pass(kind: ConstraintKind, source: str) -> None:
     check_request(_grammar(kind, source), _INFO, Role.AGGREGATED)
 
 
+_FORM = 'must have "type": "structural_tag" and "format", nothing else'
+_FORMATS = (
+    "any_text, const_string, dispatch, grammar, json_schema, optional, or, plus, regex, repeat, "
+    "sequence, star, tag, tags_with_separator, triggered_tags"
+)
 _DEEP_JSON = f"json_schema must not nest deeper than {MAX_JSON_DEPTH}"
 
 
@@ -313,6 +366,49 @@ _DEEP_JSON = f"json_schema must not nest deeper than {MAX_JSON_DEPTH}"
             "root ::= " + _groups(MAX_CONSTRAINT_DEPTH + 1, '"a"'),
             f"ebnf must not nest deeper than {MAX_CONSTRAINT_DEPTH}",
         ),
+        *[
+            (ConstraintKind.STRUCTURAL_TAG, source, f"structural_tag {says}")
+            for source, says in (
+                ("{", "must be valid JSON"),
+                ("[]", "must be a JSON object"),
+                (
+                    _tag(_wrapped(_ANY, depth=MAX_STRUCTURAL_TAG_DEPTH - 1)),
+                    f"must not nest deeper than {MAX_STRUCTURAL_TAG_DEPTH}",
+                ),
+                (
+                    _tag({"type": "json_schema", "json_schema": {"enum": [True] * 5000}}),
+                    f"must not have more than {MAX_SUBSCHEMAS} parts",
+                ),
+                ('{"structures": [], "triggers": []}', _FORM),
+                (_tag(_ANY, structures=[]), _FORM),
+                (_tag(None), f"needs, as format.type, one of {_FORMATS}"),
+                (
+                    _tag(_wrapped({"type": "token", "token": 1})),
+                    f"needs, as format.content.type, one of {_FORMATS}",
+                ),
+                (
+                    _tag({"type": "sequence", "elements": 5}),
+                    "needs a list that isn't empty: format.elements",
+                ),
+                (
+                    _tag({"type": "tags_with_separator", "tags": [_ANY]}),
+                    "needs a tag: format.tags[0]",
+                ),
+                (
+                    _tag({"type": "dispatch", "rules": [[_ANY]]}),
+                    "needs a text and a format: format.rules[0]",
+                ),
+                (
+                    _tag({"type": "json_schema", "json_schema": json.loads(_nested(33))}),
+                    f"must not nest deeper than {MAX_JSON_DEPTH}: format.json_schema",
+                ),
+                (
+                    _tag({"type": "regex", "pattern": _groups(MAX_CONSTRAINT_DEPTH + 1, "a")}),
+                    f"must not nest deeper than {MAX_CONSTRAINT_DEPTH}: format.pattern",
+                ),
+                (_tag({"type": "grammar"}), "needs a text: format.grammar"),
+            )
+        ],
     ],
 )
 def test_a_grammar_of_a_dangerous_shape_never_reaches_the_engine(

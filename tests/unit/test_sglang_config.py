@@ -113,3 +113,6 @@ def test_abilities_follow_the_settings() -> None:
     assert _config(role=Role.DECODE).abilities() == {Ability.LOGIT_BIAS}
     everything = _config(deterministic=True, engine_tokenizer=True).abilities()
     assert everything == frozenset(Ability)
+    other = _config(engine_tokenizer=True, extra={"grammar_backend": "llguidance"}).abilities()
+    assert Ability.CONSTRAINTS in other
+    assert Ability.STRUCTURAL_TAGS not in other

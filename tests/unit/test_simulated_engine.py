@@ -125,7 +125,7 @@ async def test_it_says_what_it_is() -> None:
     assert info.engine == "simulated"
     assert (info.vocab_size, info.context_length) == (100, 64)
     assert (info.block_size, info.total_blocks) == (4, 16)
-    assert info.abilities == frozenset(Ability) - {Ability.CONSTRAINTS}
+    assert info.abilities == frozenset(Ability) - {Ability.CONSTRAINTS, Ability.STRUCTURAL_TAGS}
     assert (info.bootstrap_host, info.bootstrap_port) == ("", 0)
     await engine.warm_up()
     await engine.close()

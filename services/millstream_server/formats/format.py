@@ -14,6 +14,7 @@ from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.finder import Finder
 from millstream_server.formats.literals import PythonCalls
 from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import Written
 
 CallStyle = Envelope | Tagged | PythonCalls
 
@@ -56,6 +57,8 @@ class Format:
     """What a prompt may end with, besides the beginning of reasoning, that the answer continues."""
     newlines: int = 2
     """So many newlines before a marker belong to it; all do that stand behind one."""
+    written: Written | None = None
+    """How calls are written exactly; None: they can't be constrained."""
     new_id: Callable[[str, int], str] = call_id
     """Makes a call's id of its name and index, where the model writes none."""
 
@@ -90,7 +93,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            if field.name not in {"name", "models"} or not isinstance(value, Format):
+            if field.name not in {"name", "models", "written"} or not isinstance(value, Format):
                 yield from _texts(getattr(value, field.name))
 
 

@@ -25,6 +25,11 @@ _NAMES = {
 }
 
 
+def type_name(value: Any) -> str:
+    """Return the JSON type of a value."""
+    return _NAMES.get(type(value), "string")
+
+
 class Schema:
     """A JSON Schema, or a part of one."""
 
@@ -114,9 +119,9 @@ def _types(root: Any, node: Any, depth: int) -> Types:
     elif isinstance(given, list):
         found = frozenset(each for each in given if isinstance(each, str))
     elif "const" in node:
-        found = frozenset((_NAMES.get(type(node["const"]), "string"),))
+        found = frozenset((type_name(node["const"]),))
     elif isinstance(node.get("enum"), list):
-        found = frozenset(_NAMES.get(type(each), "string") for each in node["enum"])
+        found = frozenset(map(type_name, node["enum"]))
     else:
         found = _composed(root, node, depth) if depth else ANY
     if node.get("nullable") is True:

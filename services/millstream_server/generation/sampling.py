@@ -33,6 +33,7 @@ class Ability(enum.Enum):
     CONSTRAINTS = "constraints"
     LOGIT_BIAS = "logit_bias"
     PROMPT_LOGPROBS = "prompt_logprobs"
+    STRUCTURAL_TAGS = "structural_tags"
 
 
 class ConstraintKind(enum.Enum):
@@ -41,6 +42,7 @@ class ConstraintKind(enum.Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,13 @@ Some checks protect all requests: a token id outside the vocabulary crashes SGLa
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.grammar_shapes import max_bytes, shape_problem
 from millstream_server.generation.media_checks import (
     media_violations,
     missing_modalities,
@@ -35,11 +34,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.json_bounds import read_schema
 
-MAX_CONSTRAINT_BYTES = 64 * 1024
-MAX_CONSTRAINT_DEPTH = 128
-"""Deepest nesting of parentheses in a regex or an EBNF grammar."""
 MAX_LOGIT_BIAS = 100.0
 MAX_ROOM = 2**63 - 1
 MAX_NAMED = 16
@@ -73,14 +68,6 @@ REFUSED_IN_DIFFUSION = frozenset(
 )
 """What a diffusion language model has no use for: it takes the likeliest tokens of a block, those
 that it is sure of first. What is left: the lengths, the stop tokens and `ignore_eos`."""
-
-# Text in which parentheses don't count (escapes, character classes, EBNF's strings and comments),
-# or a parenthesis. Possessive, so that any input takes one pass.
-_CLASS = r"\[(?:[^\]\\]|\\.)*+\]?"
-_PARENTHESES = {
-    ConstraintKind.REGEX: re.compile(rf"\\.|{_CLASS}|[()]", re.DOTALL),
-    ConstraintKind.EBNF: re.compile(rf'"(?:[^"\\\n]|\\.)*+"?|#[^\n]*+|{_CLASS}|[()]', re.DOTALL),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,29 +219,10 @@ def _constraint(constraint: Constraint, at: str) -> Iterator[FieldViolation]:
     size = len(constraint.source.encode())
     if size == 0:
         yield FieldViolation(field, "must not be empty")
-    elif size > MAX_CONSTRAINT_BYTES:
-        yield FieldViolation(field, f"{size} bytes are more than {MAX_CONSTRAINT_BYTES}")
+    elif size > (most := max_bytes(constraint.kind)):
+        yield FieldViolation(field, f"{size} bytes are more than {most}")
     elif problem := shape_problem(constraint):
         yield FieldViolation(field, problem)
-
-
-# Cached: a grammar is checked for every choice and leg, and clients send the same few often.
-@lru_cache(maxsize=64)
-def shape_problem(constraint: Constraint) -> str | None:
-    """Return why a grammar isn't safe to compile, or None; the engine checks if it is correct.
-
-    Takes up to 20 ms for 64 KiB of JSON: call it in a thread first where an event loop must go on,
-    and `check_request` then has the result at once.
-    """
-    if constraint.kind is ConstraintKind.JSON_SCHEMA:
-        problem, _ = read_schema(constraint.source)
-        return f"json_schema {problem}" if problem else None
-    depth = 0
-    for found in _PARENTHESES[constraint.kind].finditer(constraint.source):
-        depth = max(depth + {"(": 1, ")": -1}.get(found[0], 0), 0)
-        if depth > MAX_CONSTRAINT_DEPTH:
-            return f"{constraint.kind.value} must not nest deeper than {MAX_CONSTRAINT_DEPTH}"
-    return None
 
 
 def _logprobs(options: LogprobOptions, at: str) -> Iterator[FieldViolation]:
@@ -345,7 +313,10 @@ def _missing_abilities(
         if knob.ability is not None and knob.ability not in info.abilities
     }
     if sampling.constraint is not None:
+        is_tag = sampling.constraint.kind is ConstraintKind.STRUCTURAL_TAG
         wanted["sampling.constraint"] = Ability.CONSTRAINTS
+        if is_tag and Ability.CONSTRAINTS in info.abilities:
+            wanted["sampling.constraint"] = Ability.STRUCTURAL_TAGS
     if sampling.logit_bias:
         wanted["sampling.logit_bias"] = Ability.LOGIT_BIAS
     if logprobs is not None and logprobs.prompt:
@@ -363,6 +334,8 @@ def _missing_abilities(
 
 def _advice(ability: Ability) -> str:
     setting = _ABILITY_SETTINGS.get(ability)
+    if ability is Ability.STRUCTURAL_TAGS:
+        return "this worker's engine takes no structural_tag, only the other grammars"
     if setting is None:
         return "this worker's engine cannot do it"
     return f"this worker cannot do it; start it with the engine setting {setting}=true"

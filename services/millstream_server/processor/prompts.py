@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
+from millstream_server.generation.grammar_shapes import max_bytes, shape_problem
 from millstream_server.generation.request import Prompt
-from millstream_server.generation.validation import MAX_CONSTRAINT_BYTES, shape_problem
 from millstream_server.processor.media.core import EncodedPart, media_prompt
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import (
@@ -137,9 +137,8 @@ class Prompts:
     async def read_grammar(self, sampling: Mapping[str, Any]) -> None:
         """Check a long grammar's shape in a thread; `check_request` finds the result."""
         constraint = sampling.get("constraint")
-        if (
-            constraint is not None
-            and _SMALL_GRAMMAR_CHARS < len(constraint.source) <= MAX_CONSTRAINT_BYTES
+        if constraint is not None and _SMALL_GRAMMAR_CHARS < len(constraint.source) <= max_bytes(
+            constraint.kind
         ):
             seconds = len(constraint.source) * _SECONDS_PER_GRAMMAR_CHAR
             await self.threads.run(lambda: shape_problem(constraint), seconds)

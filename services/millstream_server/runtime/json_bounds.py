@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 MAX_JSON_BYTES = 64 * 1024
@@ -13,22 +13,24 @@ MAX_SUBSCHEMAS = 4096
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
-def read_object(text: str) -> tuple[str | None, dict[str, Any]]:
+def read_object(
+    text: str, *, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_JSON_DEPTH
+) -> tuple[str | None, dict[str, Any]]:
     """Return (None, the object), or (what is wrong, {})."""
-    if len(text) > MAX_JSON_BYTES or len(text.encode()) > MAX_JSON_BYTES:
-        return f"must not exceed {MAX_JSON_BYTES // 1024} KiB", {}
+    if len(text) > max_bytes or len(text.encode()) > max_bytes:
+        return f"must not exceed {max_bytes // 1024} KiB", {}
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         # JSON can contain half a surrogate pair, which no tokenizer accepts.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        return f"must not nest deeper than {MAX_JSON_DEPTH}", {}
+        return f"must not nest deeper than {max_depth}", {}
     except ValueError:
         return "must be valid JSON", {}
     if not isinstance(value, dict):
         return "must be a JSON object", {}
-    if _depth_exceeds(value, MAX_JSON_DEPTH):
-        return f"must not nest deeper than {MAX_JSON_DEPTH}", {}
+    if _depth_exceeds(value, max_depth):
+        return f"must not nest deeper than {max_depth}", {}
     return None, value
 
 
@@ -37,12 +39,24 @@ def read_schema(text: str) -> tuple[str | None, dict[str, Any]]:
     problem, schema = read_object(text)
     if problem is not None:
         return problem, {}
-    if count_parts(schema) > MAX_SUBSCHEMAS:
-        return f"must not have more than {MAX_SUBSCHEMAS} parts", {}
-    for reference in _references(schema):
-        if not reference.startswith("#"):
-            return "must not refer outside itself: every $ref starts with '#'", {}
-    return None, schema
+    problem = size_problem(schema) or schema_problem(schema)
+    return (problem, {}) if problem else (None, schema)
+
+
+def size_problem(value: object) -> str | None:
+    """Return that JSON has too many parts, or None."""
+    if count_parts(value) > MAX_SUBSCHEMAS:
+        return f"must not have more than {MAX_SUBSCHEMAS} parts"
+    return None
+
+
+def schema_problem(schema: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a schema of few parts, or None."""
+    if _depth_exceeds(schema, MAX_JSON_DEPTH):
+        return f"must not nest deeper than {MAX_JSON_DEPTH}"
+    if any(not reference.startswith("#") for reference in _references(schema)):
+        return "must not refer outside itself: every $ref starts with '#'"
+    return None
 
 
 def count_parts(value: object) -> int:

@@ -37,6 +37,11 @@ pytestmark = [
     pytest.mark.timeout(420),
 ]
 
+TAG = (
+    '{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content": '
+    '{"type": "json_schema", "json_schema": {"enum": [1, 2]}}, "end": "</f>"}}'
+)
+
 
 @pytest_asyncio.fixture(scope="class", loop_scope="session")
 async def able(
@@ -83,6 +88,7 @@ class TestAble:
             (ConstraintKind.EBNF, 'root ::= "yes" | "no"', {"yes", "no"}),
             (ConstraintKind.REGEX, "a{3}b", {"aaab"}),
             (ConstraintKind.JSON_SCHEMA, '{"enum": [1, 2]}', {"1", "2"}),
+            (ConstraintKind.STRUCTURAL_TAG, TAG, {"<f>1</f>", "<f>2</f>"}),
         ],
     )
     async def test_constraints(
@@ -107,6 +113,7 @@ class TestAble:
             (ConstraintKind.EBNF, "root := "),
             (ConstraintKind.REGEX, "[0-9"),
             (ConstraintKind.JSON_SCHEMA, "{not json"),
+            (ConstraintKind.STRUCTURAL_TAG, TAG.replace('{"enum": [1, 2]}', '{"type": "odd"}')),
         ],
     )
     async def test_a_bad_grammar_fails_its_own_request_without_a_token(

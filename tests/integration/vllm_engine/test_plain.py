@@ -52,6 +52,10 @@ from tests.support.worker.kv_view import KvView
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 BLOCK = 32
+TAG = (
+    '{"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content": '
+    '{"type": "json_schema", "json_schema": {"enum": [1, 2]}}, "end": "</f>"}}'
+)
 
 
 _KV = KvView()
@@ -197,6 +201,7 @@ async def test_salts_share_no_cache(plain: Started) -> None:
         (ConstraintKind.REGEX, "[ab]{3}", 4),
         (ConstraintKind.EBNF, 'root ::= "x" | "y"', 2),
         (ConstraintKind.JSON_SCHEMA, '{"type":"array","items":{"type":"null"},"maxItems":1}', 40),
+        (ConstraintKind.STRUCTURAL_TAG, TAG, 12),
     ],
 )
 async def test_a_constraint_ends_the_answer(
@@ -209,7 +214,11 @@ async def test_a_constraint_ends_the_answer(
 
 
 async def test_a_grammar_that_cannot_be_compiled(plain: Started) -> None:
-    for kind, source in ((ConstraintKind.REGEX, "(("), (ConstraintKind.EBNF, "nothing")):
+    for kind, source in (
+        (ConstraintKind.REGEX, "(("),
+        (ConstraintKind.EBNF, "nothing"),
+        (ConstraintKind.STRUCTURAL_TAG, TAG.replace('{"enum": [1, 2]}', '{"type": "odd"}')),
+    ):
         with pytest.raises(InvalidRequestError, match=r"sampling\.constraint"):
             await result(
                 plain.submit(generation(PROMPTS[4], 6, constraint=Constraint(kind, source)))

@@ -171,13 +171,14 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class Constraint(_message.Message):
-    """Constraint is a grammar for guided decoding, at most 64 KiB long."""
+    """Constraint is a grammar for guided decoding, at most 64 KiB long; a structural tag 256 KiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
     EBNF_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """A JSON Schema, as JSON text: an object of at most 4096 parts, nested at most 32 deep, without
     references outside itself.
@@ -186,18 +187,26 @@ class Constraint(_message.Message):
     """A regular expression that the whole output matches; parentheses nested at most 128 deep."""
     ebnf: _builtins.str
     """A grammar in extended Backus–Naur form; parentheses nested at most 128 deep."""
+    structural_tag: _builtins.str
+    """An xgrammar structural tag, as JSON text: {"type": "structural_tag", "format": ...}, of at most
+    4096 parts, nested at most 64 deep. Its formats: any_text, const_string, dispatch, grammar,
+    json_schema, optional, or, plus, regex, repeat, sequence, star, tag, tags_with_separator,
+    triggered_tags. Schemas, expressions and grammars in it have the limits of the fields above. A
+    worker needs ENGINE_ABILITY_STRUCTURAL_TAGS for it.
+    """
     def __init__(
         self,
         *,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         ebnf: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ebnf", b"ebnf", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf"]  # noqa: Y015
+    _WhichOneofReturnType_grammar: _TypeAlias = _typing.Literal["json_schema", "regex", "ebnf", "structural_tag"]  # noqa: Y015
     _WhichOneofArgType_grammar: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_grammar) -> _WhichOneofReturnType_grammar | None: ...
 

@@ -81,6 +81,8 @@ class _EngineAbilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineA
     """SamplingParams.logit_bias."""
     ENGINE_ABILITY_PROMPT_LOGPROBS: _EngineAbility.ValueType  # 5
     """LogprobOptions.prompt."""
+    ENGINE_ABILITY_STRUCTURAL_TAGS: _EngineAbility.ValueType  # 6
+    """Constraint.structural_tag, besides ENGINE_ABILITY_CONSTRAINTS."""
 
 class EngineAbility(_EngineAbility, metaclass=_EngineAbilityEnumTypeWrapper):
     """EngineAbility is an optional feature of an engine."""
@@ -97,6 +99,8 @@ ENGINE_ABILITY_LOGIT_BIAS: EngineAbility.ValueType  # 4
 """SamplingParams.logit_bias."""
 ENGINE_ABILITY_PROMPT_LOGPROBS: EngineAbility.ValueType  # 5
 """LogprobOptions.prompt."""
+ENGINE_ABILITY_STRUCTURAL_TAGS: EngineAbility.ValueType  # 6
+"""Constraint.structural_tag, besides ENGINE_ABILITY_CONSTRAINTS."""
 Global___EngineAbility: _TypeAlias = EngineAbility  # noqa: Y015
 
 class _LoadStage:

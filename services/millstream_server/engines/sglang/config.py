@@ -88,6 +88,8 @@ class SglangEngineConfig(EngineConfig):
             found.add(Ability.SEED)
         if self.engine_tokenizer:
             found |= {Ability.MIN_NEW_TOKENS, Ability.CONSTRAINTS}
+            if self.extra.get("grammar_backend", "xgrammar") == "xgrammar":
+                found.add(Ability.STRUCTURAL_TAGS)
         if self.role is not Role.DECODE:
             # A decode engine gets the prompt's KV cache, not its logits.
             found.add(Ability.PROMPT_LOGPROBS)

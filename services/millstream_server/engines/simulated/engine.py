@@ -43,6 +43,7 @@ from millstream_server.runtime.errors import EngineFailedError, InvalidRequestEr
 
 __all__ = ["SimulatedConfig", "SimulatedEngine"]
 
+_ABILITIES = frozenset(Ability) - {Ability.CONSTRAINTS, Ability.STRUCTURAL_TAGS}
 FILES = 10
 FILE_BYTES = 1 << 30
 
@@ -120,7 +121,7 @@ class SimulatedEngine:
             max_running_requests=config.max_running_requests,
             dp_size=config.dp_size,
             weight_version=self._state.weight_version,
-            abilities=frozenset() if diffusion else frozenset(Ability) - {Ability.CONSTRAINTS},
+            abilities=frozenset() if diffusion else _ABILITIES,
             refused_fields=REFUSED_IN_DIFFUSION if diffusion else frozenset(),
             bootstrap_host=config.bootstrap_host if port else "",
             bootstrap_port=port,

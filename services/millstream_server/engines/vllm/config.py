@@ -53,6 +53,8 @@ class VllmEngineConfig(EngineConfig):
             found -= {Ability.LOGIT_BIAS}
         if self.has_tokenizer:
             found.add(Ability.CONSTRAINTS)
+            if "structured_outputs_config" not in self.extra:  # else the backend may be another
+                found.add(Ability.STRUCTURAL_TAGS)
         if self.role is not Role.DECODE:
             # A decode engine gets the prompt's KV cache, not its logits.
             found.add(Ability.PROMPT_LOGPROBS)

@@ -38,6 +38,7 @@ _STRUCTURES = {
     ConstraintKind.JSON_SCHEMA: "json",
     ConstraintKind.REGEX: "regex",
     ConstraintKind.EBNF: "grammar",
+    ConstraintKind.STRUCTURAL_TAG: "structural_tag",
 }
 
 

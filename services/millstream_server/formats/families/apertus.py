@@ -5,6 +5,7 @@
 
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.format import Format, Span
+from millstream_server.formats.written import NAME, Written
 
 FORMAT = Format(
     name="apertus",
@@ -13,4 +14,12 @@ FORMAT = Format(
     call_open=("<|tools_prefix|>",),
     call=Envelope(keyed=True),
     drop=("<|tools_suffix|>",),
+    written=Written(
+        call=('{"', NAME, '": '),
+        call_end="}",
+        between=", ",
+        begin="<|tools_prefix|>[",
+        end="]<|tools_suffix|>",
+        after_reasoning="",
+    ),
 )

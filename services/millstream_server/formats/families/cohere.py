@@ -6,6 +6,7 @@
 
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.format import Format, Span
+from millstream_server.formats.written import NAME, NUMBER, Written
 
 FORMAT = Format(
     name="cohere",
@@ -21,5 +22,16 @@ FORMAT = Format(
         "<|END_RESPONSE|>",
         "<|START_TEXT|>",
         "<|END_TEXT|>",
+    ),
+    written=Written(
+        call=('\n    {"tool_call_id": "', NUMBER, '", "tool_name": "', NAME, '", "parameters": '),
+        call_end="}",
+        between=",",
+        begin="<|START_ACTION|>[",
+        end="\n]<|END_ACTION|>",
+        answer_open="<|START_RESPONSE|>",
+        answer_close="<|END_RESPONSE|>",
+        apart=True,
+        after_reasoning="",
     ),
 )

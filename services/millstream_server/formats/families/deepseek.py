@@ -11,12 +11,14 @@ DSML:        <｜DSML｜function_calls>
              <｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>
              </｜DSML｜invoke>
              </｜DSML｜function_calls>
+             (V4: tool_calls; V4.1: calls, and a space behind each mark)
 """
 
 from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Json, Tagged
+from millstream_server.formats.written import NAME, Written
 
 _SECTION = Span("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _OPEN = ("<｜tool▁call▁begin｜>",)
@@ -34,6 +36,13 @@ V3 = Format(
         arguments=Json(),
     ),
     drop=("```" + _CLOSE, _CLOSE, "<｜tool▁sep｜>"),
+    written=Written(
+        call=(*_OPEN, "function<｜tool▁sep｜>", NAME, "\n```json\n"),
+        call_end="\n```" + _CLOSE,
+        between="\n",
+        begin=_SECTION.open,
+        end=_SECTION.close,
+    ),
 )
 
 V31 = Format(
@@ -44,31 +53,46 @@ V31 = Format(
     call_open=_OPEN,
     call=Tagged(header_end=("<｜tool▁sep｜>",), arguments=Json()),
     drop=(_CLOSE, "<｜tool▁sep｜>"),
+    written=Written(
+        call=(*_OPEN, NAME, "<｜tool▁sep｜>"),
+        call_end=_CLOSE,
+        begin=_SECTION.open,
+        end=_SECTION.close,
+    ),
 )
 
 
-def _dsml(name: str, models: str, calls: str) -> Format:
+def _dsml(name: str, models: str, calls: str, mark: str = "｜DSML｜") -> Format:
     return Format(
         name=name,
         models=models,
         reasoning=THINK,
-        section=Span(f"<｜DSML｜{calls}>", f"</｜DSML｜{calls}>"),
-        call_open=('<｜DSML｜invoke name="',),
+        section=Span(f"<{mark}{calls}>", f"</{mark}{calls}>"),
+        call_open=(f'<{mark}invoke name="',),
         call=Tagged(
             header_end=('">',),
             header=r'(?P<name>[^"<>]+)',
             arguments=KeyValues(
-                key='<｜DSML｜parameter name="',
+                key=f'<{mark}parameter name="',
                 key_end=('" string="true">', '" string="false">', '">'),
                 types=("string", "json", "any"),
-                value_end=("</｜DSML｜parameter>",),
-                end=("</｜DSML｜invoke>",),
-                early_end=(f"</｜DSML｜{calls}>",),
+                value_end=(f"</{mark}parameter>",),
+                end=(f"</{mark}invoke>",),
+                early_end=(f"</{mark}{calls}>",),
             ),
+        ),
+        written=Written(
+            call=(f'<{mark}invoke name="', NAME, '">\n'),
+            call_end=f"</{mark}invoke>\n",
+            begin=f"<{mark}{calls}>\n",
+            end=f"</{mark}{calls}>",
+            lead="\n\n",
+            gap="\n",
+            after_reasoning="",
         ),
     )
 
 
 V32 = _dsml("deepseek-v3.2", "DeepSeek V3.2", "function_calls")
 V4 = _dsml("deepseek-v4", "DeepSeek V4", "tool_calls")
-V41 = _dsml("deepseek-v4.1", "DeepSeek V4.1", " calls")
+V41 = _dsml("deepseek-v4.1", "DeepSeek V4.1", "calls", mark="｜DSML｜ ")

@@ -7,6 +7,7 @@ FunctionGemma:  <start_function_call>call:weather{city:<escape>Oslo<escape>}<end
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.literals import Literals
 from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import NAME, Written
 
 _HEADER = r"\s*(?:call:)?\s*(?P<name>[^\s{}<>:]+)\s*"
 
@@ -17,6 +18,7 @@ GEMMA4 = Format(
     call_open=("<|tool_call>",),
     call=Tagged(header_end=("{",), header=_HEADER, arguments=Literals(quotes=('<|"|>',))),
     drop=("<tool_call|>", "<|channel>", "<turn|>", '<|"|>'),
+    written=Written(call=("<|tool_call>call:", NAME, "{"), call_end="<tool_call|>"),
 )
 
 FUNCTION_GEMMA = Format(
@@ -25,4 +27,5 @@ FUNCTION_GEMMA = Format(
     call_open=("<start_function_call>",),
     call=Tagged(header_end=("{",), header=_HEADER, arguments=Literals(quotes=("<escape>",))),
     drop=("<end_function_call>",),
+    written=Written(call=("<start_function_call>call:", NAME, "{"), call_end="<end_function_call>"),
 )

@@ -10,6 +10,7 @@ from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import NAME, Matching, Written
 
 _ARGUMENTS = KeyValues(
     key="<arg_key>",
@@ -19,6 +20,8 @@ _ARGUMENTS = KeyValues(
     end=("</tool_call>",),
     early_end=("</tool_calls>",),
 )
+_GAP = Matching(r"\n?")
+"""Newer models leave it out."""
 
 FORMAT = Format(
     name="glm-kv",
@@ -27,6 +30,13 @@ FORMAT = Format(
     call_open=("<tool_call>",),
     call=Tagged(header_end=("<arg_key>", "</tool_call>"), keeps_end=True, arguments=_ARGUMENTS),
     drop=("</tool_call>",),
+    written=Written(
+        call=("<tool_call>", NAME, _GAP),
+        call_end="</tool_call>",
+        between="\n",
+        gap=_GAP,
+        inner_gap=_GAP,
+    ),
 )
 
 HUNYUAN = Format(
@@ -37,4 +47,13 @@ HUNYUAN = Format(
     call_open=("<tool_call>",),
     call=Tagged(header_end=("<tool_sep>",), arguments=_ARGUMENTS),
     drop=("</tool_call>",),
+    written=Written(
+        call=("<tool_call>", NAME, "<tool_sep>", _GAP),
+        call_end="</tool_call>",
+        between="\n",
+        begin="<tool_calls>\n",
+        end="\n</tool_calls>",
+        gap=_GAP,
+        inner_gap=_GAP,
+    ),
 )

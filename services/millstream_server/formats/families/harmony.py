@@ -9,6 +9,7 @@ The recipient may also stand before the channel, as in `to=functions.weather<|ch
 
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.tagged import Json, Tagged
+from millstream_server.formats.written import NAME, Written
 
 _START = "<|start|>assistant"
 _CHANNELS = ("commentary", "analysis", "final")
@@ -35,4 +36,12 @@ FORMAT = Format(
         "<|return|>",
     ),
     begun=(_START,),
+    written=Written(
+        # Engines end at <|call|> and <|return|>: what is behind them can't be asked for.
+        call=("<|channel|>commentary to=functions.", NAME, " <|constrain|>json<|message|>"),
+        between="<|call|>" + _START,
+        answer_open="<|channel|>final<|message|>",
+        apart=True,
+        after_reasoning=r"<\|start\|>assistant",
+    ),
 )

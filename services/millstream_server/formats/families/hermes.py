@@ -9,6 +9,7 @@
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format
+from millstream_server.formats.written import NAME, Written
 
 FORMAT = Format(
     name="hermes",
@@ -17,4 +18,9 @@ FORMAT = Format(
     call_open=("<tool_call>",),
     call=Envelope(),
     drop=("</tool_call>",),
+    written=Written(
+        call=('<tool_call>\n{"name": "', NAME, '", "arguments": '),
+        call_end="}\n</tool_call>",
+        between="\n",
+    ),
 )

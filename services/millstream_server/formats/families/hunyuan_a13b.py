@@ -6,6 +6,7 @@
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format
+from millstream_server.formats.written import NAME, Written
 
 FORMAT = Format(
     name="hunyuan-a13b",
@@ -14,4 +15,11 @@ FORMAT = Format(
     call_open=("<tool_calls>",),
     call=Envelope(),
     drop=("</tool_calls>", "<answer>", "</answer>"),
+    written=Written(
+        call=('{"name": "', NAME, '", "arguments": '),
+        call_end="}",
+        between=", ",
+        begin="<tool_calls>[",
+        end="]</tool_calls>",
+    ),
 )

@@ -11,6 +11,7 @@ from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Json, Tagged
+from millstream_server.formats.written import NAME, NUMBER, Written
 
 _JSON_TYPES = ("number", "integer", "boolean", "object", "array", "null")
 
@@ -32,6 +33,18 @@ K2 = Format(
     ),
     drop=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
     new_id=_id,
+    written=Written(
+        call=(
+            "<|tool_call_begin|>functions.",
+            NAME,
+            ":",
+            NUMBER,
+            "<|tool_call_argument_begin|>",
+        ),
+        call_end="<|tool_call_end|>",
+        begin="<|tool_calls_section_begin|>",
+        end="<|tool_calls_section_end|>",
+    ),
 )
 
 K3 = Format(
@@ -62,5 +75,16 @@ K3 = Format(
         "<|open|>",
         "<|close|>",
         "<|sep|>",
+    ),
+    written=Written(
+        call=('<|open|>call tool="', NAME, '" index="', NUMBER, '"<|sep|>'),
+        call_end="<|close|>call<|sep|>",
+        begin="<|open|>tools<|sep|>",
+        end="<|close|>tools<|sep|>",
+        answer_open="<|open|>response<|sep|>",
+        answer_close="<|close|>response<|sep|>",
+        answer_first=True,
+        after="<|close|>message<|sep|>",
+        after_reasoning="",
     ),
 )

@@ -12,6 +12,7 @@ from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.markup import Markup
 from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import NAME, Matching, Written
 
 M2 = Format(
     name="minimax-m2",
@@ -30,6 +31,15 @@ M2 = Format(
             early_end=("</minimax:tool_call>",),
         ),
     ),
+    written=Written(
+        call=('<invoke name="', NAME, '">\n'),
+        call_end="</invoke>\n",
+        begin="<minimax:tool_call>\n",
+        end="</minimax:tool_call>",
+        gap="\n",
+        lead=Matching(r"\n{0,3}"),
+        after_reasoning="",
+    ),
 )
 
 _NS = "]<]minimax[>["
@@ -41,4 +51,10 @@ M3 = Format(
     section=Span(f"{_NS}<tool_call>", f"{_NS}</tool_call>"),
     call_open=(f'{_NS}<invoke name="',),
     call=Tagged(header_end=('">',), header=r'(?P<name>[^"<>]+)', arguments=Markup(before=_NS)),
+    written=Written(
+        call=(f'{_NS}<invoke name="', NAME, '">'),
+        call_end=f"{_NS}</invoke>\n",
+        begin=f"{_NS}<tool_call>\n",
+        end=f"{_NS}</tool_call>",
+    ),
 )

@@ -11,6 +11,7 @@ import string
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.tagged import Json, Tagged
+from millstream_server.formats.written import NAME, Matching, Written
 
 _CHARS = string.ascii_letters + string.digits
 _ID_CHARS = 9
@@ -27,6 +28,13 @@ OLD = Format(
     call_open=("[TOOL_CALLS]",),
     call=Envelope(),
     new_id=_id,
+    written=Written(
+        call=('{"name": "', NAME, '", "arguments": '),
+        call_end="}",
+        between=", ",
+        begin="[TOOL_CALLS][",
+        end="]",
+    ),
 )
 
 V11 = Format(
@@ -41,4 +49,7 @@ V11 = Format(
     ),
     drop=("[CALL_ID]", "[ARGS]"),
     new_id=_id,
+    written=Written(
+        call=("[TOOL_CALLS]", NAME, Matching(r"(\[CALL_ID\][A-Za-z0-9]{9})?"), "[ARGS]"),
+    ),
 )

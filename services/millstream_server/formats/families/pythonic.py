@@ -8,6 +8,7 @@ Olmo 3:   <function_calls>weather(city="Oslo")</function_calls>
 from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format
 from millstream_server.formats.literals import PythonCalls
+from millstream_server.formats.written import NAME, Written
 
 FORMAT = Format(
     name="pythonic",
@@ -15,6 +16,7 @@ FORMAT = Format(
     call_open=("<|python_start|>",),
     call=PythonCalls(bare=True),
     drop=("<|python_end|>",),
+    written=Written(call=(NAME, "("), between=", ", begin="[", end="]", apart=True),
 )
 
 LFM2 = Format(
@@ -24,6 +26,12 @@ LFM2 = Format(
     call_open=("<|tool_call_start|>",),
     call=PythonCalls(),
     drop=("<|tool_call_end|>",),
+    written=Written(
+        call=(NAME, "("),
+        between=", ",
+        begin="<|tool_call_start|>[",
+        end="]<|tool_call_end|>",
+    ),
 )
 
 OLMO3 = Format(
@@ -33,4 +41,10 @@ OLMO3 = Format(
     call_open=("<function_calls>",),
     call=PythonCalls(),
     drop=("</function_calls>",),
+    written=Written(
+        call=(NAME, "("),
+        between="\n",
+        begin="<function_calls>",
+        end="</function_calls>",
+    ),
 )

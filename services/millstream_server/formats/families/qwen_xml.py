@@ -13,6 +13,7 @@ from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format, Span
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import NAME, Written
 
 _CALL = Tagged(
     header_end=(">",),
@@ -35,6 +36,12 @@ FORMAT = Format(
     call_open=("<function=",),
     call=_CALL,
     calls_anywhere=True,
+    written=Written(
+        call=("<tool_call>\n<function=", NAME, ">\n"),
+        call_end="</function>\n</tool_call>",
+        between="\n",
+        gap="\n",
+    ),
 )
 
 SEED = Format(
@@ -45,4 +52,10 @@ SEED = Format(
     call_open=("<function=",),
     call=_CALL,
     calls_anywhere=True,
+    written=Written(
+        call=("<seed:tool_call>\n<function=", NAME, ">\n"),
+        call_end="</function>\n</seed:tool_call>",
+        between="\n",
+        gap="\n",
+    ),
 )

@@ -37,7 +37,7 @@ _LEAST_REPETITION_PENALTY = 2.0**-20
 # our own message.
 _TRANSFER_WORDS = ("kvtransfererror", "kvpoll", "lost connection", "bootstrap", "transfer")
 _QUEUE_WORDS = ("queue is full", "queue full")
-_GRAMMAR_WORDS = ("grammar", "json_schema", "json schema", "regex", "ebnf")
+_GRAMMAR_WORDS = ("grammar", "json_schema", "json schema", "regex", "ebnf", "structural_tag")
 _LENGTH_WORDS = ("longer than", "context length", "maximum allowed length", "exceeds")
 _GRAMMAR_STUCK = "grammar accept_token failed"
 

@@ -1,0 +1,266 @@
+"""The structural tag of an answer: the same table that reads it says what a model may write.
+
+A tag holds from the first token of the answer, reasoning included, so that no part of an engine has
+to know where reasoning ends. It is JSON text in xgrammar's form, made without xgrammar.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from millstream_server.formats.argument_grammars import (
+    NO_JSON,
+    json_arguments,
+    key_value_arguments,
+)
+from millstream_server.formats.argument_schema import UnconstrainableError, unkept
+from millstream_server.formats.envelope import Envelope
+from millstream_server.formats.format import Format, routes_of
+from millstream_server.formats.key_values import KeyValues
+from millstream_server.formats.literal_grammars import python_arguments, quoted_arguments
+from millstream_server.formats.literals import Literals
+from millstream_server.formats.markup import Markup
+from millstream_server.formats.markup_grammar import markup_arguments
+from millstream_server.formats.tag_parts import (
+    NOTHING,
+    Part,
+    const,
+    either,
+    json_value,
+    optional,
+    regex,
+    sequence,
+    tag,
+    tagged,
+    text,
+)
+from millstream_server.formats.tagged import Tagged
+from millstream_server.formats.written import NAME, Written, piece
+from millstream_server.runtime.frozen import dataclass
+
+__all__ = ["Calls", "Thinking", "Tool", "UnconstrainableError", "Wanted", "structural_tag"]
+
+_ANSWER_SPACE = 16
+"""Like `MOST_SPACE`, of the answer's text: it may be indented."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+
+
+class Calls(enum.Enum):
+    """Whether an answer may have tool calls."""
+
+    NONE = enum.auto()
+    AUTO = enum.auto()
+    REQUIRED = enum.auto()
+
+
+class Thinking(enum.Enum):
+    """Where an answer begins."""
+
+    NONE = enum.auto()
+    """Behind reasoning, or there is none."""
+    MAY = enum.auto()
+    """Before reasoning, which the model may leave out."""
+    BEGUN = enum.auto()
+    """Inside of reasoning: the prompt has opened it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool, and whether its arguments have to fit its schema exactly."""
+
+    name: str
+    schema: Mapping[str, Any]
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an answer has to be."""
+
+    tools: tuple[Tool, ...] = ()
+    calls: Calls = Calls.AUTO
+    only: str = ""
+    """The one tool to be called; empty: any."""
+    parallel: bool = True
+    """Several calls may be made."""
+    thinking: Thinking = Thinking.NONE
+    answer: Mapping[str, Any] | None = None
+    """The schema of the answer's text, if it has some; None: any text."""
+
+
+def structural_tag(form: Format, wanted: Wanted) -> str | None:
+    """Return the tag as JSON text; None: nothing is asked for that needs one.
+
+    Arguments fit the schemas of strict tools; if calls are required or one is named, those of all
+    tools, as far as grammars can keep them.
+
+    Raises:
+        UnconstrainableError: the format has no grammar of calls, a strict tool's schema asks for
+            what a grammar can't keep, or ``only`` names no tool.
+    """
+    if not _binds(form, wanted):
+        return None
+    grammar = _Answer(form, wanted)
+    whole = sequence(grammar.reasoning(), grammar.body())
+    return json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False)
+
+
+def _binds(form: Format, wanted: Wanted) -> bool:
+    if wanted.answer is not None or wanted.calls is Calls.REQUIRED or wanted.only:
+        return True
+    if not wanted.tools:
+        return False
+    if wanted.calls is Calls.NONE:
+        return form.call is not None
+    return not wanted.parallel or any(tool.strict for tool in wanted.tools)
+
+
+class _Answer:
+    """The grammar of one answer."""
+
+    def __init__(self, form: Format, wanted: Wanted) -> None:
+        self._form = form
+        self._wanted = wanted
+        self._must = wanted.calls is Calls.REQUIRED or bool(wanted.only)
+        self._markers = tuple(routes_of(form).actions)
+        self._written = form.written or Written(call=())
+
+    def reasoning(self) -> Part:
+        """What stands before text and calls."""
+        thinking, spans = self._wanted.thinking, self._form.reasoning
+        if thinking is Thinking.NONE or not spans:
+            return NOTHING
+        span = spans[0]
+        begun = thinking is Thinking.BEGUN
+        inside = text(marker for marker in self._markers if marker != span.close)
+        block = tag("" if begun else span.open, inside, span.close)
+        behind = self._written.after_reasoning
+        block = sequence(block, regex(behind)) if behind else block
+        return block if begun else optional(block)
+
+    def body(self) -> Part:
+        """The text, the calls, or both."""
+        written = self._written
+        calls = self._calls()
+        if written.answer_first:
+            behind = NOTHING if calls is None else calls if self._must else optional(calls)
+            return sequence(self._text(), behind, const(written.after))
+        if calls is None:
+            return self._text()
+        if self._must:
+            return calls
+        if self._wanted.answer is not None or written.apart:
+            return either([self._text(), calls])
+        return self._mixed()
+
+    # ---- text
+
+    def _text(self) -> Part:
+        written, schema = self._written, self._wanted.answer
+        inside = self._plain() if schema is None else json_value(schema, _ANSWER_SPACE)
+        opened = written.answer_first and self._wanted.thinking is Thinking.NONE
+        begin = "" if opened else written.answer_open
+        if written.answer_close and schema is None:
+            return tag(begin, inside, written.answer_close)
+        return sequence(const(begin), inside, const(written.answer_close))
+
+    def _plain(self) -> Part:
+        """Text without calls."""
+        any_text = text(self._markers)
+        if self._form.call is None or not self._form.call.bare:
+            return any_text
+        # A call may begin without any marker: the first character tells.
+        return optional(sequence(regex(NO_JSON), any_text))
+
+    # ---- calls
+
+    def _tags(self) -> list[Part]:
+        """Return a tag for each tool that may be called."""
+        wanted = self._wanted
+        tools = [tool for tool in wanted.tools if wanted.only in ("", tool.name)]
+        if not tools:
+            raise UnconstrainableError(f"there is no tool {wanted.only!r} to be called")
+        if self._form.written is None:
+            raise UnconstrainableError(f"the format {self._form.name} has no grammar of calls")
+        return [self._call(tool) for tool in tools]
+
+    def _calls(self) -> Part | None:
+        """Calls, one behind the other; None: there are to be none."""
+        wanted, written = self._wanted, self._written
+        if not self._must and (wanted.calls is Calls.NONE or not wanted.tools):
+            return None
+        listed = {
+            "type": "tags_with_separator",
+            "tags": self._tags(),
+            "separator": written.between,
+            "at_least_one": True,
+            "stop_after_first": self._stops,
+        }
+        return sequence(piece(written.lead), const(written.begin), listed, const(written.end))
+
+    @property
+    def _stops(self) -> bool:
+        return not self._wanted.parallel or bool(self._wanted.only)
+
+    def _mixed(self) -> Part:
+        """Text with calls in it."""
+        written = self._written
+        if written.begin:
+            listed = {
+                "type": "tags_with_separator",
+                "tags": self._tags(),
+                "separator": written.between,
+                "at_least_one": True,
+                "stop_after_first": self._stops,
+            }
+            tags = [tagged(sequence(const(written.begin), listed, const(written.end)))]
+        else:
+            tags = self._tags()
+        begin: str = tags[0]["begin"]
+        trigger = max((each for each in self._markers if begin.startswith(each)), key=len)
+        return {
+            "type": "triggered_tags",
+            "triggers": [trigger],
+            "tags": tags,
+            "excludes": [each for each in self._markers if each != trigger],
+            "stop_after_first": self._stops,
+        }
+
+    def _call(self, tool: Tool) -> Part:
+        written = self._written
+        if not _NAME.fullmatch(tool.name):
+            raise UnconstrainableError(f"the name {tool.name[:64]!r} can't be written as a call")
+        header = [piece(tool.name if each is NAME else each) for each in written.call]
+        return tagged(sequence(*header, self._kept(tool), const(written.call_end)))
+
+    def _kept(self, tool: Tool) -> Part:
+        """The arguments of a tool, as far as a grammar keeps its schema."""
+        if not tool.strict:
+            try:
+                return self._arguments(tool.schema if self._must else {})
+            except UnconstrainableError:
+                return self._arguments({})
+        for keyword in unkept(tool.schema):
+            raise UnconstrainableError(f"{tool.name}: no grammar keeps {keyword!r} of its schema")
+        try:
+            return self._arguments(tool.schema)
+        except UnconstrainableError as error:
+            raise UnconstrainableError(f"{tool.name}: {error}") from error
+
+    def _arguments(self, schema: Mapping[str, Any]) -> Part:
+        style = self._form.call
+        if isinstance(style, Envelope):
+            return json_arguments(schema)
+        if not isinstance(style, Tagged):
+            return python_arguments(schema)
+        if isinstance(style.arguments, KeyValues):
+            return key_value_arguments(style.arguments, self._written, schema)
+        if isinstance(style.arguments, Literals):
+            return quoted_arguments(style.arguments.quotes[0], schema)
+        if isinstance(style.arguments, Markup):
+            return markup_arguments(style.arguments, schema)
+        return json_arguments(schema)
