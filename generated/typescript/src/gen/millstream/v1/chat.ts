@@ -81,6 +81,8 @@ export interface ChatMessage {
   toolCallId: string;
   /** Optional name of the author or of the tool; used if the model's template uses it. */
   name: string;
+  /** ASSISTANT only: its reasoning, which most templates drop from all but the latest answers. */
+  reasoning: string;
 }
 
 /** ContentPart is one piece of a message. */
@@ -120,10 +122,15 @@ export interface ToolCall {
   name: string;
   /** Arguments, a JSON object as text. (JSON by nature.) */
   argumentsJson: string;
+  /**
+   * In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it is
+   * refused.
+   */
+  incomplete: boolean;
 }
 
 function createBaseChatMessage(): ChatMessage {
-  return { role: 0, content: [], toolCalls: [], toolCallId: "", name: "" };
+  return { role: 0, content: [], toolCalls: [], toolCallId: "", name: "", reasoning: "" };
 }
 
 export const ChatMessage: MessageFns<ChatMessage, "millstream.v1.ChatMessage"> = {
@@ -144,6 +151,9 @@ export const ChatMessage: MessageFns<ChatMessage, "millstream.v1.ChatMessage"> =
     }
     if (message.name !== "") {
       writer.uint32(42).string(message.name);
+    }
+    if (message.reasoning !== "") {
+      writer.uint32(50).string(message.reasoning);
     }
     return writer;
   },
@@ -201,6 +211,14 @@ export const ChatMessage: MessageFns<ChatMessage, "millstream.v1.ChatMessage"> =
             message.name = reader.string();
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.reasoning = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -228,6 +246,7 @@ export const ChatMessage: MessageFns<ChatMessage, "millstream.v1.ChatMessage"> =
         ? globalThis.String(object.tool_call_id)
         : "",
       name: isSet(object.name) ? globalThis.String(object.name) : "",
+      reasoning: isSet(object.reasoning) ? globalThis.String(object.reasoning) : "",
     };
   },
 
@@ -248,6 +267,9 @@ export const ChatMessage: MessageFns<ChatMessage, "millstream.v1.ChatMessage"> =
     if (message.name !== "") {
       obj.name = message.name;
     }
+    if (message.reasoning !== "") {
+      obj.reasoning = message.reasoning;
+    }
     return obj;
   },
 
@@ -261,6 +283,7 @@ export const ChatMessage: MessageFns<ChatMessage, "millstream.v1.ChatMessage"> =
     message.toolCalls = object.toolCalls?.map((e) => ToolCall.fromPartial(e)) || [];
     message.toolCallId = object.toolCallId ?? "";
     message.name = object.name ?? "";
+    message.reasoning = object.reasoning ?? "";
     return message;
   },
 };
@@ -497,7 +520,7 @@ export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
 };
 
 function createBaseToolCall(): ToolCall {
-  return { id: "", name: "", argumentsJson: "" };
+  return { id: "", name: "", argumentsJson: "", incomplete: false };
 }
 
 export const ToolCall: MessageFns<ToolCall, "millstream.v1.ToolCall"> = {
@@ -512,6 +535,9 @@ export const ToolCall: MessageFns<ToolCall, "millstream.v1.ToolCall"> = {
     }
     if (message.argumentsJson !== "") {
       writer.uint32(26).string(message.argumentsJson);
+    }
+    if (message.incomplete !== false) {
+      writer.uint32(32).bool(message.incomplete);
     }
     return writer;
   },
@@ -553,6 +579,14 @@ export const ToolCall: MessageFns<ToolCall, "millstream.v1.ToolCall"> = {
             message.argumentsJson = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.incomplete = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -574,6 +608,7 @@ export const ToolCall: MessageFns<ToolCall, "millstream.v1.ToolCall"> = {
         : isSet(object.arguments_json)
         ? globalThis.String(object.arguments_json)
         : "",
+      incomplete: isSet(object.incomplete) ? globalThis.Boolean(object.incomplete) : false,
     };
   },
 
@@ -588,6 +623,9 @@ export const ToolCall: MessageFns<ToolCall, "millstream.v1.ToolCall"> = {
     if (message.argumentsJson !== "") {
       obj.argumentsJson = message.argumentsJson;
     }
+    if (message.incomplete !== false) {
+      obj.incomplete = message.incomplete;
+    }
     return obj;
   },
 
@@ -599,6 +637,7 @@ export const ToolCall: MessageFns<ToolCall, "millstream.v1.ToolCall"> = {
     message.id = object.id ?? "";
     message.name = object.name ?? "";
     message.argumentsJson = object.argumentsJson ?? "";
+    message.incomplete = object.incomplete ?? false;
     return message;
   },
 };

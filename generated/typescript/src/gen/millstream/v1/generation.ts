@@ -18,7 +18,7 @@ export enum FinishReason {
   STOP = 1,
   /** LENGTH - max_new_tokens were generated, or the context is full. */
   LENGTH = 2,
-  /** TOOL_CALLS - The model called tools and waits for their results. */
+  /** TOOL_CALLS - The model called tools and waits for their results. With CHAT_OUTPUT_EVENTS only. */
   TOOL_CALLS = 3,
   /** CONTENT_FILTER - Withheld by a content filter. */
   CONTENT_FILTER = 4,

@@ -20,7 +20,7 @@ import {
   type UntypedServiceImplementation,
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
-import { ChatMessage, ChatTool, ContentPart } from "./chat.js";
+import { ChatMessage, ChatTool, ContentPart, ToolCall } from "./chat.js";
 import { FinishReason, finishReasonFromJSON, finishReasonToJSON, MatchedStop } from "./generation.js";
 import { MediaChunk, Modality, modalityFromJSON, modalityToJSON } from "./media.js";
 import { LogprobOptions, SamplingParams } from "./sampling.js";
@@ -87,6 +87,110 @@ export function requestPriorityToJSON(object: RequestPriority): string {
     case RequestPriority.HIGH:
       return "REQUEST_PRIORITY_HIGH";
     case RequestPriority.UNRECOGNIZED:
+    default:
+      return "UNRECOGNIZED";
+  }
+}
+
+/** ChatOutput is what the answers of a conversation are made of. */
+export enum ChatOutput {
+  /** UNSPECIFIED - The same as CHAT_OUTPUT_TEXT. */
+  UNSPECIFIED = 0,
+  /** TEXT - One text in ChoiceDelta.text, as the model writes it: with markers and calls in its own notation. */
+  TEXT = 1,
+  /**
+   * EVENTS - Reasoning, text and tool calls, told apart, in ChoiceDelta.events. For models with
+   * ServedModel.answer_format; for others it is refused with UNSUPPORTED_FEATURE. In the conversation the
+   * model's calls and reasoning are kept as such, and rendered by its template.
+   */
+  EVENTS = 2,
+  UNRECOGNIZED = -1,
+}
+
+export function chatOutputFromJSON(object: any): ChatOutput {
+  switch (object) {
+    case 0:
+    case "CHAT_OUTPUT_UNSPECIFIED":
+      return ChatOutput.UNSPECIFIED;
+    case 1:
+    case "CHAT_OUTPUT_TEXT":
+      return ChatOutput.TEXT;
+    case 2:
+    case "CHAT_OUTPUT_EVENTS":
+      return ChatOutput.EVENTS;
+    case -1:
+    case "UNRECOGNIZED":
+    default:
+      return ChatOutput.UNRECOGNIZED;
+  }
+}
+
+export function chatOutputToJSON(object: ChatOutput): string {
+  switch (object) {
+    case ChatOutput.UNSPECIFIED:
+      return "CHAT_OUTPUT_UNSPECIFIED";
+    case ChatOutput.TEXT:
+      return "CHAT_OUTPUT_TEXT";
+    case ChatOutput.EVENTS:
+      return "CHAT_OUTPUT_EVENTS";
+    case ChatOutput.UNRECOGNIZED:
+    default:
+      return "UNRECOGNIZED";
+  }
+}
+
+/** ToolChoiceMode is how free a model is to call tools. */
+export enum ToolChoiceMode {
+  /** UNSPECIFIED - The same as TOOL_CHOICE_MODE_AUTO. */
+  UNSPECIFIED = 0,
+  /** AUTO - The model decides. */
+  AUTO = 1,
+  /** NONE - The model isn't told of any tool. */
+  NONE = 2,
+  /** REQUIRED - It calls one tool or more. Refused by this version. */
+  REQUIRED = 3,
+  /** NAMED - It calls the tool that is named. Refused by this version. */
+  NAMED = 4,
+  UNRECOGNIZED = -1,
+}
+
+export function toolChoiceModeFromJSON(object: any): ToolChoiceMode {
+  switch (object) {
+    case 0:
+    case "TOOL_CHOICE_MODE_UNSPECIFIED":
+      return ToolChoiceMode.UNSPECIFIED;
+    case 1:
+    case "TOOL_CHOICE_MODE_AUTO":
+      return ToolChoiceMode.AUTO;
+    case 2:
+    case "TOOL_CHOICE_MODE_NONE":
+      return ToolChoiceMode.NONE;
+    case 3:
+    case "TOOL_CHOICE_MODE_REQUIRED":
+      return ToolChoiceMode.REQUIRED;
+    case 4:
+    case "TOOL_CHOICE_MODE_NAMED":
+      return ToolChoiceMode.NAMED;
+    case -1:
+    case "UNRECOGNIZED":
+    default:
+      return ToolChoiceMode.UNRECOGNIZED;
+  }
+}
+
+export function toolChoiceModeToJSON(object: ToolChoiceMode): string {
+  switch (object) {
+    case ToolChoiceMode.UNSPECIFIED:
+      return "TOOL_CHOICE_MODE_UNSPECIFIED";
+    case ToolChoiceMode.AUTO:
+      return "TOOL_CHOICE_MODE_AUTO";
+    case ToolChoiceMode.NONE:
+      return "TOOL_CHOICE_MODE_NONE";
+    case ToolChoiceMode.REQUIRED:
+      return "TOOL_CHOICE_MODE_REQUIRED";
+    case ToolChoiceMode.NAMED:
+      return "TOOL_CHOICE_MODE_NAMED";
+    case ToolChoiceMode.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
   }
@@ -269,6 +373,45 @@ export interface ChatStart {
     | undefined;
   /** The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one. */
   requestId: string;
+  /** What answers are made of, in all turns. */
+  output: ChatOutput;
+  /** Whether the model may call the tools; unset: it may. With CHAT_OUTPUT_EVENTS only. */
+  toolChoice?:
+    | ToolChoice
+    | undefined;
+  /**
+   * Whether an answer may have several tool calls. If not, it ends behind its first one. Unset: true. With
+   * CHAT_OUTPUT_EVENTS only.
+   */
+  parallelToolCalls?:
+    | boolean
+    | undefined;
+  /** How the model reasons; unset: as its template has it. */
+  reasoning?: ReasoningOptions | undefined;
+}
+
+/**
+ * ToolChoice is whether a model may call tools, or must. What this server or the model's format can't do
+ * is refused with UNSUPPORTED_FEATURE.
+ */
+export interface ToolChoice {
+  /** The mode. */
+  mode: ToolChoiceMode;
+  /** TOOL_CHOICE_MODE_NAMED only: the tool, one of ChatStart.tools. */
+  name: string;
+}
+
+/**
+ * ReasoningOptions are how a model reasons. What its template has no variable for is refused with
+ * UNSUPPORTED_FEATURE.
+ */
+export interface ReasoningOptions {
+  /** Whether it reasons. */
+  enabled?:
+    | boolean
+    | undefined;
+  /** How much, in the model's own words: "low", "high". Letters, digits, `_` and `-`, at most 64. */
+  effort: string;
 }
 
 /** UserTurn is the user's next turn. */
@@ -350,7 +493,57 @@ export interface ChoiceDelta {
   /** Set in the choice's last delta. */
   finishReason: FinishReason;
   /** What ended it, when finish_reason is STOP. */
-  matchedStop?: MatchedStop | undefined;
+  matchedStop?:
+    | MatchedStop
+    | undefined;
+  /**
+   * With CHAT_OUTPUT_EVENTS: the new output in order; `text` is empty then. A piece continues the one
+   * before it of the same kind, in this delta or an earlier one.
+   */
+  events: OutputEvent[];
+  /**
+   * In the last delta: all tool calls of the choice, whole, in order. Left out if they have more than 1 MiB
+   * together: `events` had them.
+   */
+  toolCalls: ToolCall[];
+}
+
+/** OutputEvent is a piece of an answer. */
+export interface OutputEvent {
+  /** The piece. */
+  event?:
+    | //
+    /** Text for the reader of the answer. */
+    { $case: "text"; value: string }
+    | //
+    /** The model's reasoning. */
+    { $case: "reasoning"; value: string }
+    | //
+    /** A tool call begins. Its arguments and its end follow before anything else does. */
+    { $case: "toolCallStart"; value: ToolCallStart }
+    | //
+    /** The next piece of its arguments: the pieces join to one JSON object. (JSON by nature.) */
+    { $case: "toolCallArgumentsJson"; value: string }
+    | //
+    /** It ends. */
+    { $case: "toolCallEnd"; value: ToolCallEnd }
+    | undefined;
+}
+
+/** ToolCallStart begins a tool call. */
+export interface ToolCallStart {
+  /** Which call of the choice, from 0, in the order of the output. */
+  index: number;
+  /** Id that the result refers to: the model's own, if it writes any. */
+  id: string;
+  /** Name of the tool, as the model wrote it; it may be none of ChatStart.tools. */
+  name: string;
+}
+
+/** ToolCallEnd ends a tool call. */
+export interface ToolCallEnd {
+  /** It was cut off, or its arguments are no JSON object: it can't be run. The pieces so far are not closed. */
+  incomplete: boolean;
 }
 
 /** TokenLogprob is one token's logprob, with its text. */
@@ -520,10 +713,22 @@ export interface ServedModel {
   abilities: EngineAbility[];
   /** LoRA adapters that requests may name now: those that all roles of its workers have. */
   adapters: string[];
+  /** How its answers are read with CHAT_OUTPUT_EVENTS; unset: they can't be. */
+  answerFormat?:
+    | AnswerFormat
+    | undefined;
   /** Other names that requests may use for it. */
   aliases: string[];
   /** Tasks whose requests go to it if they name no model. */
   defaultOf: ModelTask[];
+}
+
+/** AnswerFormat is how a model writes reasoning and tool calls. */
+export interface AnswerFormat {
+  /** Its name: docs/formats.md has them all. */
+  name: string;
+  /** Why it was chosen, for people: "set by --formats", "the worker's parser is qwen3_coder". */
+  reason: string;
 }
 
 /** ModelWorkers counts a model's workers of one role. */
@@ -972,7 +1177,17 @@ export const ChatRequest: MessageFns<ChatRequest, "millstream.v1.ChatRequest"> =
 };
 
 function createBaseChatStart(): ChatStart {
-  return { model: "", messages: [], tools: [], options: undefined, requestId: "" };
+  return {
+    model: "",
+    messages: [],
+    tools: [],
+    options: undefined,
+    requestId: "",
+    output: 0,
+    toolChoice: undefined,
+    parallelToolCalls: undefined,
+    reasoning: undefined,
+  };
 }
 
 export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
@@ -993,6 +1208,18 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
     }
     if (message.requestId !== "") {
       writer.uint32(42).string(message.requestId);
+    }
+    if (message.output !== 0) {
+      writer.uint32(48).int32(message.output);
+    }
+    if (message.toolChoice !== undefined) {
+      ToolChoice.encode(message.toolChoice, writer.uint32(58).fork()).join();
+    }
+    if (message.parallelToolCalls !== undefined) {
+      writer.uint32(64).bool(message.parallelToolCalls);
+    }
+    if (message.reasoning !== undefined) {
+      ReasoningOptions.encode(message.reasoning, writer.uint32(74).fork()).join();
     }
     return writer;
   },
@@ -1050,6 +1277,38 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
             message.requestId = reader.string();
             continue;
           }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.output = reader.int32() as any;
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.toolChoice = ToolChoice.decode(reader, reader.uint32());
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.parallelToolCalls = reader.bool();
+            continue;
+          }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.reasoning = ReasoningOptions.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1075,6 +1334,18 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      output: isSet(object.output) ? chatOutputFromJSON(object.output) : 0,
+      toolChoice: isSet(object.toolChoice)
+        ? ToolChoice.fromJSON(object.toolChoice)
+        : isSet(object.tool_choice)
+        ? ToolChoice.fromJSON(object.tool_choice)
+        : undefined,
+      parallelToolCalls: isSet(object.parallelToolCalls)
+        ? globalThis.Boolean(object.parallelToolCalls)
+        : isSet(object.parallel_tool_calls)
+        ? globalThis.Boolean(object.parallel_tool_calls)
+        : undefined,
+      reasoning: isSet(object.reasoning) ? ReasoningOptions.fromJSON(object.reasoning) : undefined,
     };
   },
 
@@ -1095,6 +1366,18 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
     }
+    if (message.output !== 0) {
+      obj.output = chatOutputToJSON(message.output);
+    }
+    if (message.toolChoice !== undefined) {
+      obj.toolChoice = ToolChoice.toJSON(message.toolChoice);
+    }
+    if (message.parallelToolCalls !== undefined) {
+      obj.parallelToolCalls = message.parallelToolCalls;
+    }
+    if (message.reasoning !== undefined) {
+      obj.reasoning = ReasoningOptions.toJSON(message.reasoning);
+    }
     return obj;
   },
 
@@ -1110,6 +1393,188 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
       ? GenerationOptions.fromPartial(object.options)
       : undefined;
     message.requestId = object.requestId ?? "";
+    message.output = object.output ?? 0;
+    message.toolChoice = (object.toolChoice !== undefined && object.toolChoice !== null)
+      ? ToolChoice.fromPartial(object.toolChoice)
+      : undefined;
+    message.parallelToolCalls = object.parallelToolCalls ?? undefined;
+    message.reasoning = (object.reasoning !== undefined && object.reasoning !== null)
+      ? ReasoningOptions.fromPartial(object.reasoning)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseToolChoice(): ToolChoice {
+  return { mode: 0, name: "" };
+}
+
+export const ToolChoice: MessageFns<ToolChoice, "millstream.v1.ToolChoice"> = {
+  $type: "millstream.v1.ToolChoice" as const,
+
+  encode(message: ToolChoice, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.mode !== 0) {
+      writer.uint32(8).int32(message.mode);
+    }
+    if (message.name !== "") {
+      writer.uint32(18).string(message.name);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ToolChoice {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseToolChoice();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.mode = reader.int32() as any;
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ToolChoice {
+    return {
+      mode: isSet(object.mode) ? toolChoiceModeFromJSON(object.mode) : 0,
+      name: isSet(object.name) ? globalThis.String(object.name) : "",
+    };
+  },
+
+  toJSON(message: ToolChoice): unknown {
+    const obj: any = {};
+    if (message.mode !== 0) {
+      obj.mode = toolChoiceModeToJSON(message.mode);
+    }
+    if (message.name !== "") {
+      obj.name = message.name;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ToolChoice>): ToolChoice {
+    return ToolChoice.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ToolChoice>): ToolChoice {
+    const message = createBaseToolChoice();
+    message.mode = object.mode ?? 0;
+    message.name = object.name ?? "";
+    return message;
+  },
+};
+
+function createBaseReasoningOptions(): ReasoningOptions {
+  return { enabled: undefined, effort: "" };
+}
+
+export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.ReasoningOptions"> = {
+  $type: "millstream.v1.ReasoningOptions" as const,
+
+  encode(message: ReasoningOptions, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.enabled !== undefined) {
+      writer.uint32(8).bool(message.enabled);
+    }
+    if (message.effort !== "") {
+      writer.uint32(18).string(message.effort);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ReasoningOptions {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseReasoningOptions();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.enabled = reader.bool();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.effort = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ReasoningOptions {
+    return {
+      enabled: isSet(object.enabled) ? globalThis.Boolean(object.enabled) : undefined,
+      effort: isSet(object.effort) ? globalThis.String(object.effort) : "",
+    };
+  },
+
+  toJSON(message: ReasoningOptions): unknown {
+    const obj: any = {};
+    if (message.enabled !== undefined) {
+      obj.enabled = message.enabled;
+    }
+    if (message.effort !== "") {
+      obj.effort = message.effort;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ReasoningOptions>): ReasoningOptions {
+    return ReasoningOptions.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ReasoningOptions>): ReasoningOptions {
+    const message = createBaseReasoningOptions();
+    message.enabled = object.enabled ?? undefined;
+    message.effort = object.effort ?? "";
     return message;
   },
 };
@@ -1652,7 +2117,17 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
 };
 
 function createBaseChoiceDelta(): ChoiceDelta {
-  return { index: 0, text: "", tokenCount: 0, tokenIds: [], logprobs: [], finishReason: 0, matchedStop: undefined };
+  return {
+    index: 0,
+    text: "",
+    tokenCount: 0,
+    tokenIds: [],
+    logprobs: [],
+    finishReason: 0,
+    matchedStop: undefined,
+    events: [],
+    toolCalls: [],
+  };
 }
 
 export const ChoiceDelta: MessageFns<ChoiceDelta, "millstream.v1.ChoiceDelta"> = {
@@ -1683,6 +2158,12 @@ export const ChoiceDelta: MessageFns<ChoiceDelta, "millstream.v1.ChoiceDelta"> =
     }
     if (message.matchedStop !== undefined) {
       MatchedStop.encode(message.matchedStop, writer.uint32(58).fork()).join();
+    }
+    for (const v of message.events) {
+      OutputEvent.encode(v!, writer.uint32(66).fork()).join();
+    }
+    for (const v of message.toolCalls) {
+      ToolCall.encode(v!, writer.uint32(74).fork()).join();
     }
     return writer;
   },
@@ -1766,6 +2247,22 @@ export const ChoiceDelta: MessageFns<ChoiceDelta, "millstream.v1.ChoiceDelta"> =
             message.matchedStop = MatchedStop.decode(reader, reader.uint32());
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.events.push(OutputEvent.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.toolCalls.push(ToolCall.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1805,6 +2302,14 @@ export const ChoiceDelta: MessageFns<ChoiceDelta, "millstream.v1.ChoiceDelta"> =
         : isSet(object.matched_stop)
         ? MatchedStop.fromJSON(object.matched_stop)
         : undefined,
+      events: globalThis.Array.isArray(object?.events)
+        ? object.events.map((e: any) => OutputEvent.fromJSON(e))
+        : [],
+      toolCalls: globalThis.Array.isArray(object?.toolCalls)
+        ? object.toolCalls.map((e: any) => ToolCall.fromJSON(e))
+        : globalThis.Array.isArray(object?.tool_calls)
+        ? object.tool_calls.map((e: any) => ToolCall.fromJSON(e))
+        : [],
     };
   },
 
@@ -1831,6 +2336,12 @@ export const ChoiceDelta: MessageFns<ChoiceDelta, "millstream.v1.ChoiceDelta"> =
     if (message.matchedStop !== undefined) {
       obj.matchedStop = MatchedStop.toJSON(message.matchedStop);
     }
+    if (message.events?.length) {
+      obj.events = message.events.map((e) => OutputEvent.toJSON(e));
+    }
+    if (message.toolCalls?.length) {
+      obj.toolCalls = message.toolCalls.map((e) => ToolCall.toJSON(e));
+    }
     return obj;
   },
 
@@ -1848,6 +2359,352 @@ export const ChoiceDelta: MessageFns<ChoiceDelta, "millstream.v1.ChoiceDelta"> =
     message.matchedStop = (object.matchedStop !== undefined && object.matchedStop !== null)
       ? MatchedStop.fromPartial(object.matchedStop)
       : undefined;
+    message.events = object.events?.map((e) => OutputEvent.fromPartial(e)) || [];
+    message.toolCalls = object.toolCalls?.map((e) => ToolCall.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseOutputEvent(): OutputEvent {
+  return { event: undefined };
+}
+
+export const OutputEvent: MessageFns<OutputEvent, "millstream.v1.OutputEvent"> = {
+  $type: "millstream.v1.OutputEvent" as const,
+
+  encode(message: OutputEvent, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.event?.$case) {
+      case "text":
+        writer.uint32(10).string(message.event.value);
+        break;
+      case "reasoning":
+        writer.uint32(18).string(message.event.value);
+        break;
+      case "toolCallStart":
+        ToolCallStart.encode(message.event.value, writer.uint32(26).fork()).join();
+        break;
+      case "toolCallArgumentsJson":
+        writer.uint32(34).string(message.event.value);
+        break;
+      case "toolCallEnd":
+        ToolCallEnd.encode(message.event.value, writer.uint32(42).fork()).join();
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): OutputEvent {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseOutputEvent();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.event = { $case: "text", value: reader.string() };
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.event = { $case: "reasoning", value: reader.string() };
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.event = { $case: "toolCallStart", value: ToolCallStart.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.event = { $case: "toolCallArgumentsJson", value: reader.string() };
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.event = { $case: "toolCallEnd", value: ToolCallEnd.decode(reader, reader.uint32()) };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): OutputEvent {
+    return {
+      event: isSet(object.text)
+        ? { $case: "text", value: globalThis.String(object.text) }
+        : isSet(object.reasoning)
+        ? { $case: "reasoning", value: globalThis.String(object.reasoning) }
+        : isSet(object.toolCallStart)
+        ? { $case: "toolCallStart", value: ToolCallStart.fromJSON(object.toolCallStart) }
+        : isSet(object.tool_call_start)
+        ? { $case: "toolCallStart", value: ToolCallStart.fromJSON(object.tool_call_start) }
+        : isSet(object.toolCallArgumentsJson)
+        ? { $case: "toolCallArgumentsJson", value: globalThis.String(object.toolCallArgumentsJson) }
+        : isSet(object.tool_call_arguments_json)
+        ? { $case: "toolCallArgumentsJson", value: globalThis.String(object.tool_call_arguments_json) }
+        : isSet(object.toolCallEnd)
+        ? { $case: "toolCallEnd", value: ToolCallEnd.fromJSON(object.toolCallEnd) }
+        : isSet(object.tool_call_end)
+        ? { $case: "toolCallEnd", value: ToolCallEnd.fromJSON(object.tool_call_end) }
+        : undefined,
+    };
+  },
+
+  toJSON(message: OutputEvent): unknown {
+    const obj: any = {};
+    if (message.event?.$case === "text") {
+      obj.text = message.event.value;
+    } else if (message.event?.$case === "reasoning") {
+      obj.reasoning = message.event.value;
+    } else if (message.event?.$case === "toolCallStart") {
+      obj.toolCallStart = ToolCallStart.toJSON(message.event.value);
+    } else if (message.event?.$case === "toolCallArgumentsJson") {
+      obj.toolCallArgumentsJson = message.event.value;
+    } else if (message.event?.$case === "toolCallEnd") {
+      obj.toolCallEnd = ToolCallEnd.toJSON(message.event.value);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<OutputEvent>): OutputEvent {
+    return OutputEvent.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<OutputEvent>): OutputEvent {
+    const message = createBaseOutputEvent();
+    switch (object.event?.$case) {
+      case "text": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "text", value: object.event.value };
+        }
+        break;
+      }
+      case "reasoning": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "reasoning", value: object.event.value };
+        }
+        break;
+      }
+      case "toolCallStart": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "toolCallStart", value: ToolCallStart.fromPartial(object.event.value) };
+        }
+        break;
+      }
+      case "toolCallArgumentsJson": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "toolCallArgumentsJson", value: object.event.value };
+        }
+        break;
+      }
+      case "toolCallEnd": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "toolCallEnd", value: ToolCallEnd.fromPartial(object.event.value) };
+        }
+        break;
+      }
+    }
+    return message;
+  },
+};
+
+function createBaseToolCallStart(): ToolCallStart {
+  return { index: 0, id: "", name: "" };
+}
+
+export const ToolCallStart: MessageFns<ToolCallStart, "millstream.v1.ToolCallStart"> = {
+  $type: "millstream.v1.ToolCallStart" as const,
+
+  encode(message: ToolCallStart, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.index !== 0) {
+      writer.uint32(8).uint32(message.index);
+    }
+    if (message.id !== "") {
+      writer.uint32(18).string(message.id);
+    }
+    if (message.name !== "") {
+      writer.uint32(26).string(message.name);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ToolCallStart {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseToolCallStart();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.index = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.id = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ToolCallStart {
+    return {
+      index: isSet(object.index) ? globalThis.Number(object.index) : 0,
+      id: isSet(object.id) ? globalThis.String(object.id) : "",
+      name: isSet(object.name) ? globalThis.String(object.name) : "",
+    };
+  },
+
+  toJSON(message: ToolCallStart): unknown {
+    const obj: any = {};
+    if (message.index !== 0) {
+      obj.index = Math.round(message.index);
+    }
+    if (message.id !== "") {
+      obj.id = message.id;
+    }
+    if (message.name !== "") {
+      obj.name = message.name;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ToolCallStart>): ToolCallStart {
+    return ToolCallStart.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ToolCallStart>): ToolCallStart {
+    const message = createBaseToolCallStart();
+    message.index = object.index ?? 0;
+    message.id = object.id ?? "";
+    message.name = object.name ?? "";
+    return message;
+  },
+};
+
+function createBaseToolCallEnd(): ToolCallEnd {
+  return { incomplete: false };
+}
+
+export const ToolCallEnd: MessageFns<ToolCallEnd, "millstream.v1.ToolCallEnd"> = {
+  $type: "millstream.v1.ToolCallEnd" as const,
+
+  encode(message: ToolCallEnd, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.incomplete !== false) {
+      writer.uint32(8).bool(message.incomplete);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ToolCallEnd {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseToolCallEnd();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.incomplete = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ToolCallEnd {
+    return { incomplete: isSet(object.incomplete) ? globalThis.Boolean(object.incomplete) : false };
+  },
+
+  toJSON(message: ToolCallEnd): unknown {
+    const obj: any = {};
+    if (message.incomplete !== false) {
+      obj.incomplete = message.incomplete;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ToolCallEnd>): ToolCallEnd {
+    return ToolCallEnd.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ToolCallEnd>): ToolCallEnd {
+    const message = createBaseToolCallEnd();
+    message.incomplete = object.incomplete ?? false;
     return message;
   },
 };
@@ -3149,6 +4006,7 @@ function createBaseServedModel(): ServedModel {
     embedding: undefined,
     abilities: [],
     adapters: [],
+    answerFormat: undefined,
     aliases: [],
     defaultOf: [],
   };
@@ -3202,6 +4060,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     }
     for (const v of message.adapters) {
       writer.uint32(90).string(v!);
+    }
+    if (message.answerFormat !== undefined) {
+      AnswerFormat.encode(message.answerFormat, writer.uint32(98).fork()).join();
     }
     for (const v of message.aliases) {
       writer.uint32(106).string(v!);
@@ -3347,6 +4208,14 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
             message.adapters.push(reader.string());
             continue;
           }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.answerFormat = AnswerFormat.decode(reader, reader.uint32());
+            continue;
+          }
           case 13: {
             if (tag !== 106) {
               break;
@@ -3408,6 +4277,11 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
         ? object.abilities.map((e: any) => engineAbilityFromJSON(e))
         : [],
       adapters: globalThis.Array.isArray(object?.adapters) ? object.adapters.map((e: any) => globalThis.String(e)) : [],
+      answerFormat: isSet(object.answerFormat)
+        ? AnswerFormat.fromJSON(object.answerFormat)
+        : isSet(object.answer_format)
+        ? AnswerFormat.fromJSON(object.answer_format)
+        : undefined,
       aliases: globalThis.Array.isArray(object?.aliases) ? object.aliases.map((e: any) => globalThis.String(e)) : [],
       defaultOf: globalThis.Array.isArray(object?.defaultOf)
         ? object.defaultOf.map((e: any) => modelTaskFromJSON(e))
@@ -3452,6 +4326,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     if (message.adapters?.length) {
       obj.adapters = message.adapters;
     }
+    if (message.answerFormat !== undefined) {
+      obj.answerFormat = AnswerFormat.toJSON(message.answerFormat);
+    }
     if (message.aliases?.length) {
       obj.aliases = message.aliases;
     }
@@ -3481,8 +4358,98 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       : undefined;
     message.abilities = object.abilities?.map((e) => e) || [];
     message.adapters = object.adapters?.map((e) => e) || [];
+    message.answerFormat = (object.answerFormat !== undefined && object.answerFormat !== null)
+      ? AnswerFormat.fromPartial(object.answerFormat)
+      : undefined;
     message.aliases = object.aliases?.map((e) => e) || [];
     message.defaultOf = object.defaultOf?.map((e) => e) || [];
+    return message;
+  },
+};
+
+function createBaseAnswerFormat(): AnswerFormat {
+  return { name: "", reason: "" };
+}
+
+export const AnswerFormat: MessageFns<AnswerFormat, "millstream.v1.AnswerFormat"> = {
+  $type: "millstream.v1.AnswerFormat" as const,
+
+  encode(message: AnswerFormat, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.reason !== "") {
+      writer.uint32(18).string(message.reason);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AnswerFormat {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAnswerFormat();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.reason = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): AnswerFormat {
+    return {
+      name: isSet(object.name) ? globalThis.String(object.name) : "",
+      reason: isSet(object.reason) ? globalThis.String(object.reason) : "",
+    };
+  },
+
+  toJSON(message: AnswerFormat): unknown {
+    const obj: any = {};
+    if (message.name !== "") {
+      obj.name = message.name;
+    }
+    if (message.reason !== "") {
+      obj.reason = message.reason;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<AnswerFormat>): AnswerFormat {
+    return AnswerFormat.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AnswerFormat>): AnswerFormat {
+    const message = createBaseAnswerFormat();
+    message.name = object.name ?? "";
+    message.reason = object.reason ?? "";
     return message;
   },
 };

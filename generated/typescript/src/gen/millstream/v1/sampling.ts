@@ -73,7 +73,7 @@ export interface SamplingParams_LogitBiasEntry {
   value: number;
 }
 
-/** Constraint is a grammar for guided decoding, at most 64 KiB long. */
+/** Constraint is a grammar for guided decoding, at most 64 KiB long; a structural tag 256 KiB. */
 export interface Constraint {
   /** The grammar. */
   grammar?:
@@ -89,6 +89,15 @@ export interface Constraint {
     | //
     /** A grammar in extended Backus–Naur form; parentheses nested at most 128 deep. */
     { $case: "ebnf"; value: string }
+    | //
+    /**
+     * An xgrammar structural tag, as JSON text: {"type": "structural_tag", "format": ...}, of at most
+     * 4096 parts, nested at most 64 deep. Its formats: any_text, const_string, dispatch, grammar,
+     * json_schema, optional, or, plus, regex, repeat, sequence, star, tag, tags_with_separator,
+     * triggered_tags. Schemas, expressions and grammars in it have the limits of the fields above. A
+     * worker needs ENGINE_ABILITY_STRUCTURAL_TAGS for it.
+     */
+    { $case: "structuralTag"; value: string }
     | undefined;
 }
 
@@ -604,6 +613,9 @@ export const Constraint: MessageFns<Constraint, "millstream.v1.Constraint"> = {
       case "ebnf":
         writer.uint32(26).string(message.grammar.value);
         break;
+      case "structuralTag":
+        writer.uint32(34).string(message.grammar.value);
+        break;
     }
     return writer;
   },
@@ -645,6 +657,14 @@ export const Constraint: MessageFns<Constraint, "millstream.v1.Constraint"> = {
             message.grammar = { $case: "ebnf", value: reader.string() };
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.grammar = { $case: "structuralTag", value: reader.string() };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -667,6 +687,10 @@ export const Constraint: MessageFns<Constraint, "millstream.v1.Constraint"> = {
         ? { $case: "regex", value: globalThis.String(object.regex) }
         : isSet(object.ebnf)
         ? { $case: "ebnf", value: globalThis.String(object.ebnf) }
+        : isSet(object.structuralTag)
+        ? { $case: "structuralTag", value: globalThis.String(object.structuralTag) }
+        : isSet(object.structural_tag)
+        ? { $case: "structuralTag", value: globalThis.String(object.structural_tag) }
         : undefined,
     };
   },
@@ -679,6 +703,8 @@ export const Constraint: MessageFns<Constraint, "millstream.v1.Constraint"> = {
       obj.regex = message.grammar.value;
     } else if (message.grammar?.$case === "ebnf") {
       obj.ebnf = message.grammar.value;
+    } else if (message.grammar?.$case === "structuralTag") {
+      obj.structuralTag = message.grammar.value;
     }
     return obj;
   },
@@ -704,6 +730,12 @@ export const Constraint: MessageFns<Constraint, "millstream.v1.Constraint"> = {
       case "ebnf": {
         if (object.grammar?.value !== undefined && object.grammar?.value !== null) {
           message.grammar = { $case: "ebnf", value: object.grammar.value };
+        }
+        break;
+      }
+      case "structuralTag": {
+        if (object.grammar?.value !== undefined && object.grammar?.value !== null) {
+          message.grammar = { $case: "structuralTag", value: object.grammar.value };
         }
         break;
       }

@@ -14,10 +14,15 @@ export interface GenerationUsage {
   cachedTokens: number;
   /** Prompt tokens that stand for images and videos. */
   mediaTokens: number;
+  /**
+   * Of completion_tokens those of the model's reasoning, its markers included, over all choices. Counted with
+   * CHAT_OUTPUT_EVENTS only.
+   */
+  reasoningTokens: number;
 }
 
 function createBaseGenerationUsage(): GenerationUsage {
-  return { promptTokens: 0, completionTokens: 0, cachedTokens: 0, mediaTokens: 0 };
+  return { promptTokens: 0, completionTokens: 0, cachedTokens: 0, mediaTokens: 0, reasoningTokens: 0 };
 }
 
 export const GenerationUsage: MessageFns<GenerationUsage, "millstream.v1.GenerationUsage"> = {
@@ -35,6 +40,9 @@ export const GenerationUsage: MessageFns<GenerationUsage, "millstream.v1.Generat
     }
     if (message.mediaTokens !== 0) {
       writer.uint32(32).uint32(message.mediaTokens);
+    }
+    if (message.reasoningTokens !== 0) {
+      writer.uint32(40).uint32(message.reasoningTokens);
     }
     return writer;
   },
@@ -84,6 +92,14 @@ export const GenerationUsage: MessageFns<GenerationUsage, "millstream.v1.Generat
             message.mediaTokens = reader.uint32();
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.reasoningTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -118,6 +134,11 @@ export const GenerationUsage: MessageFns<GenerationUsage, "millstream.v1.Generat
         : isSet(object.media_tokens)
         ? globalThis.Number(object.media_tokens)
         : 0,
+      reasoningTokens: isSet(object.reasoningTokens)
+        ? globalThis.Number(object.reasoningTokens)
+        : isSet(object.reasoning_tokens)
+        ? globalThis.Number(object.reasoning_tokens)
+        : 0,
     };
   },
 
@@ -135,6 +156,9 @@ export const GenerationUsage: MessageFns<GenerationUsage, "millstream.v1.Generat
     if (message.mediaTokens !== 0) {
       obj.mediaTokens = Math.round(message.mediaTokens);
     }
+    if (message.reasoningTokens !== 0) {
+      obj.reasoningTokens = Math.round(message.reasoningTokens);
+    }
     return obj;
   },
 
@@ -147,6 +171,7 @@ export const GenerationUsage: MessageFns<GenerationUsage, "millstream.v1.Generat
     message.completionTokens = object.completionTokens ?? 0;
     message.cachedTokens = object.cachedTokens ?? 0;
     message.mediaTokens = object.mediaTokens ?? 0;
+    message.reasoningTokens = object.reasoningTokens ?? 0;
     return message;
   },
 };

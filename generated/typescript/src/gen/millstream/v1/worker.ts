@@ -120,6 +120,8 @@ export enum EngineAbility {
   LOGIT_BIAS = 4,
   /** PROMPT_LOGPROBS - LogprobOptions.prompt. */
   PROMPT_LOGPROBS = 5,
+  /** STRUCTURAL_TAGS - Constraint.structural_tag, besides ENGINE_ABILITY_CONSTRAINTS. */
+  STRUCTURAL_TAGS = 6,
   UNRECOGNIZED = -1,
 }
 
@@ -143,6 +145,9 @@ export function engineAbilityFromJSON(object: any): EngineAbility {
     case 5:
     case "ENGINE_ABILITY_PROMPT_LOGPROBS":
       return EngineAbility.PROMPT_LOGPROBS;
+    case 6:
+    case "ENGINE_ABILITY_STRUCTURAL_TAGS":
+      return EngineAbility.STRUCTURAL_TAGS;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -164,6 +169,8 @@ export function engineAbilityToJSON(object: EngineAbility): string {
       return "ENGINE_ABILITY_LOGIT_BIAS";
     case EngineAbility.PROMPT_LOGPROBS:
       return "ENGINE_ABILITY_PROMPT_LOGPROBS";
+    case EngineAbility.STRUCTURAL_TAGS:
+      return "ENGINE_ABILITY_STRUCTURAL_TAGS";
     case EngineAbility.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
