@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from millstream_server.runtime.transport import options as bounds_module
@@ -44,5 +46,20 @@ def test_when_much_has_passed_and_it_is_quiet(trims: list[None]) -> None:
         bounds.tick()
     assert not trims  # it isn't quiet
     bounds.tick()
+    bounds.tick()
+    assert len(trims) == 1
+
+
+def test_when_many_streams_have_ended_with_what_they_left_in_cycles(trims: list[None]) -> None:
+    bounds, caller = _bounds(), Caller()
+    bounds.streams.add(caller, 400)
+    bounds.tick()
+    left = Caller()
+    left.itself = left  # type: ignore[attr-defined]
+    found = weakref.ref(left)
+    del left
+    bounds.streams.remove(caller, 360)
+    bounds.tick()
+    assert found() is None
     bounds.tick()
     assert len(trims) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 from millstream_server.runtime.memory import trim_in_background
@@ -18,8 +19,8 @@ from millstream_server.runtime.transport.intake import WorkShare
 
 _RELIEF = 0.95
 """Above the bound so much of it is kept: the search for who holds most is paid once for many."""
-_STREAM_BYTES = 6 << 10
-"""About what an open RPC takes besides its messages."""
+_MANY_STREAMS = 256
+"""When nearly all of so many have ended, it is worth the time to look for what they left."""
 _TRIM_BYTES = 32 << 20
 """So much less held, or so much received, is worth the time that giving memory back takes."""
 _QUIET_BYTES = 1 << 20
@@ -107,16 +108,20 @@ class Bounds:
         """Received since then."""
 
     def tick(self) -> None:
-        """Give memory back when much less is held than was, or after much has passed.
+        """Give memory back when much less is held than was, or after much has passed or ended.
 
         Called about once a second.
         """
         taken, self.taken_bytes = self.taken_bytes, 0
         self._taken_bytes += taken
-        streams_bytes = self.streams.used * _STREAM_BYTES
-        held = self.received.used + self.unsent.used + streams_bytes
+        held = self.received.used + self.unsent.used
         passed = self._taken_bytes > _TRIM_BYTES and taken < _QUIET_BYTES
-        if passed or self._most_bytes - held > _TRIM_BYTES:
+        ended = self.streams.peak > _MANY_STREAMS and self.streams.used < self.streams.peak // 8
+        if ended:
+            self.streams.peak = self.streams.used
+            # Those that were cut off left reference cycles. Nothing else may be made for long.
+            gc.collect()
+        if ended or passed or self._most_bytes - held > _TRIM_BYTES:
             trim_in_background()
             self._most_bytes, self._taken_bytes = held, 0
         self._most_bytes = max(self._most_bytes, held)
