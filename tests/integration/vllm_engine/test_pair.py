@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 import pytest_asyncio
 
+from millstream_server.engines.vllm import handoff
 from millstream_server.generation.output import FinishReason
+from millstream_server.generation.request import new_engine_id
 from millstream_server.generation.ticket import EngineData
 from millstream_server.runtime.errors import InvalidRequestError, KvTransferError
 from tests.support.engines.vllm_engines import (
@@ -30,17 +33,16 @@ from tests.support.engines.vllm_engines import (
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 _TIMEOUT_S = 6.0
+_LEASE_S = 6
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["push", "pull"])
 async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
-    async with started_pair(
-        model,
-        connector=request.param,
-        max_running_requests=8,
-        transfer_timeout_s=_TIMEOUT_S,
-    ) as running:
-        yield running
+    settings = {"max_running_requests": 8, "transfer_timeout_s": _TIMEOUT_S}
+    with mock.patch.object(handoff, "LEASE_S", _LEASE_S):
+        starting = started_pair(model, connector=request.param, **settings)
+        async with starting as running:
+            yield running
 
 
 async def _idle(engine: Started) -> None:
@@ -85,7 +87,8 @@ async def test_decode_can_begin_long_before_or_after(pair: Pair) -> None:
         assert whole[0][0] == again[0]
 
 
-async def test_an_abort_of_decode_while_it_waits(pair: Pair) -> None:
+async def test_an_abort_of_decode_while_it_waits(pair: Pair, expected: list[list[int]]) -> None:
+    """Prefill writes nothing into blocks that are free by then, and keeps its own for the lease."""
     assert pair.decode.info.kv_transfer is not None
     if pair.decode.info.kv_transfer.prefill_first:
         pytest.skip("decode doesn't wait for prefill: it comes after it")
@@ -94,6 +97,9 @@ async def test_an_abort_of_decode_while_it_waits(pair: Pair) -> None:
     await asyncio.sleep(0.2)
     assert (await pair.decode.abort(request, sink)).reason is FinishReason.CANCELLED
     await _idle(pair.decode)
+    await result(pair.prefill.submit(replace(request, engine_id=new_engine_id())))
+    assert (await pair.hand_off(generation(PROMPTS[15])))[0] == expected[15]
+    await _idle(pair.prefill)
 
 
 async def test_an_abort_of_decode_while_it_runs(pair: Pair) -> None:
@@ -165,3 +171,5 @@ async def test_data_of_another_prompt(pair: Pair) -> None:
     second = generation([25] * 50, ticket=KEY.renew(ticket, first.engine_data))
     with pytest.raises(InvalidRequestError, match="another prompt"):
         await result(pair.decode.submit(second))
+    assert (await pair.prefill.engine.load()).used_blocks
+    await _idle(pair.prefill)  # after the lease

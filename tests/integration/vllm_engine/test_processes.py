@@ -122,6 +122,7 @@ def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
             {
                 "models": f"tiny={model}",
                 "workers": ",".join(at for who, at in addresses.items() if who in which),
+                "policy": "kv_aware",
                 "log_level": "warning",
                 "metrics_listen": f"127.0.0.1:{free_port()}",
             },
@@ -236,7 +237,7 @@ async def test_a_cancel(fleet: Fleet, phase: str, spelling: str) -> None:
         deadline = {"timeout": limits[phase]} if spelling == "deadline" else {}
         chat = Conversation(stub, **deadline)
         text = "Hello" if phase != "prefill" else "def forward(self, value): " * 120
-        await chat.say(start(text, opts=_MANY))
+        await chat.say(start(text, opts=_MANY if phase == "decode" else _FEW))
         if phase == "prefill":
             await first.busy(within_s=5)
         elif phase == "decode":

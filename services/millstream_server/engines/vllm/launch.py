@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.vllm import names, withdrawal
+from millstream_server.engines.vllm import core_process, names, withdrawal
 from millstream_server.engines.vllm.config import (
     VllmEngineConfig,
     engine_arguments,
@@ -117,6 +117,7 @@ class EngineStart:
             torch_on_cpu.prepare()
             torch_on_cpu.put_on_path(ON_PATH)
         vllm = names.load()
+        core_process.install()
         channel = side_channel(config) if config.role.hands_off else None
         arguments = engine_arguments(config)
         if config.kv_publisher is not None:
