@@ -125,6 +125,7 @@ async def _run(made: ImageCluster, manifests: Sequence[Manifest]) -> None:
         _fail(made, "the answer is empty")
     if restarts := sum(pod.restarts for pod in pods):
         _fail(made, f"containers were restarted {restarts} times")
+    made.deployments.clear()  # else others would come in their place
     for pod in pods:
         pod.delete()
     await until(lambda: all(pod.end is not None for pod in pods), 120)

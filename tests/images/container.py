@@ -35,6 +35,9 @@ class Engine(Protocol):
     ) -> list[str]:
         """Return the command that runs it in the foreground, and passes signals on."""
 
+    def kill_command(self, name: str) -> list[str]:
+        """Return the command that ends a container at once."""
+
     def root(self, image: str) -> Path | None:
         """Return where the image's files are; None: nowhere."""
 
@@ -44,6 +47,8 @@ class ImageContainer(Container):
     """A container of an image. Network and addresses are this machine's."""
 
     engine: Engine | None = None
+    name: str = ""
+    """Of the container that runs; each start has another."""
 
     def here(self) -> dict[str, str]:
         """See `Container.here`. Files are where the manifest says."""
@@ -65,11 +70,19 @@ class ImageContainer(Container):
         """Mount and start, or start again."""
         assert self.engine is not None
         self._mount()
+        self.name = f"{self.pod_name}-{os.urandom(3).hex()}"
         command = self.engine.command(self, self._variables(), self._mounts())
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    def kill(self) -> int:
+        """End it at once, and not only the program that waits for it; returns the exit code."""
+        assert self.engine is not None
+        assert self.process is not None
+        subprocess.run(self.engine.kill_command(self.name), check=False, capture_output=True)
+        return self.process.wait()
 
     def _variables(self) -> dict[str, str]:
         found = {one["name"]: self.local(self._value(one)) for one in self.spec["env"]}
@@ -100,10 +113,14 @@ class Daemon:
         words = [self.program, "run", "--rm", "--network", "host", "--read-only", "--cap-drop"]
         words += ["ALL", "--security-opt", "no-new-privileges", "--user", f"{USER}:{USER}"]
         words += ["--tmpfs", "/tmp:mode=1777", "--tmpfs", f"{_HOME}:uid={USER},gid={USER}"]
-        words += ["--shm-size", "1g", "--name", container.pod_name]
+        words += ["--shm-size", "1g", "--name", container.name]
         words += [word for key, value in environment.items() for word in ("-e", f"{key}={value}")]
         words += [word for each in mounts for word in ("-v", f"{each.source}:{each.target}:ro")]
         return [*words, container.image, *container.words]
+
+    def kill_command(self, name: str) -> list[str]:
+        """See `Engine.kill_command`."""
+        return [self.program, "kill", name]
 
     def root(self, image: str) -> Path | None:
         """See `Engine.root`."""
@@ -160,8 +177,11 @@ class Bundles:
             },
         }
         (bundle / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        name = f"{container.pod_name}-{os.urandom(3).hex()}"
-        return [self._runtime, "run", "--bundle", str(bundle), name]
+        return [self._runtime, "run", "--bundle", str(bundle), container.name]
+
+    def kill_command(self, name: str) -> list[str]:
+        """See `Engine.kill_command`."""
+        return [self._runtime, "delete", "--force", name]
 
 
 def _bind(source: Path | str, target: str) -> dict[str, Any]:
