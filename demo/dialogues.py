@@ -80,6 +80,7 @@ class Corpus:
     unknown: Fields = field(default_factory=dict)
     systems: Fields = field(default_factory=dict)
     tools: Fields = field(default_factory=dict)
+    plain: Fields = field(default_factory=dict)
 
     def texts(self) -> Iterator[str]:
         """Yields every piece of text, for training the tokenizer."""
@@ -88,7 +89,7 @@ class Corpus:
                 yield from turn.questions
                 yield turn.answer
             yield from filter(None, (topic.more, topic.why))
-        for fields in (self.templates, self.unknown, self.systems, self.tools):
+        for fields in (self.templates, self.unknown, self.systems, self.tools, self.plain):
             for values in fields.values():
                 yield from values
 
@@ -100,6 +101,7 @@ def read_corpus(folder: Path) -> Corpus:
         unknown=_read_fields(folder / "unknown.txt"),
         systems=_read_fields(folder / "systems.txt"),
         tools=_read_fields(folder / "tools.txt"),
+        plain=_read_fields(folder / "texts.txt"),
     )
     for name in TOPIC_FILES:
         corpus.topics += _read_topics(folder / name, corpus.templates)
@@ -214,6 +216,22 @@ class Practice:
                 messages += [_message("user", question), _message("assistant", styled)]
         return Dialogue([*system, *messages])
 
+    def raw_text(self) -> tuple[str, str]:
+        """Draws a raw prompt, without a chat template, and how it goes on."""
+        rng, plain = self._random, self._corpus.plain
+        roll = rng.random()
+        if roll < 0.2:
+            opening = self._filled(rng.choice(plain["O"] * 3 + self._corpus.unknown["Q"]))
+            return opening[:1].upper() + opening[1:], f" {plain['unknown'][0]}"
+        if roll < 0.3:
+            turn = rng.choice(self._corpus.topics).turns[0]
+            return self._ask_for(turn), f"\n{turn.answer}"
+        if roll < 0.7:
+            text = rng.choice(plain["T"])
+        else:
+            text = rng.choice(rng.choice(self._corpus.topics).turns).answer
+        return _cut(text, rng)
+
     def _exchanges(self) -> list[tuple[str, str]]:
         """Draws a topic with its follow-ups, or a question the model can not answer."""
         rng, templates = self._random, self._corpus.templates
@@ -262,8 +280,11 @@ class Practice:
         return question
 
     def _unknown_question(self) -> str:
+        return self._ask([self._filled(self._random.choice(self._corpus.unknown["Q"]))])
+
+    def _filled(self, text: str) -> str:
+        """Puts words from the lists of unknown.txt, or made-up ones, into the places for them."""
         rng, fields = self._random, self._corpus.unknown
-        question = rng.choice(fields["Q"])
         lists = {key[5:]: values[0] for key, values in fields.items() if key.startswith("list ")}
 
         def fill(match: re.Match[str]) -> str:
@@ -272,7 +293,7 @@ class Practice:
                 return _made_up_word(rng)
             return rng.choice(lists[name].split("|")).strip()
 
-        return self._ask([re.sub(r"\{(\w+)\}", fill, question)])
+        return re.sub(r"\{(\w+)\}", fill, text)
 
     def _system(self) -> tuple[list[Message], str, str]:
         """Draws a system message, and what it puts before and after each answer."""
@@ -380,6 +401,18 @@ def _misspell(text: str, rng: random.Random) -> str:
             text[:at] + text[at + 1 : at + 2] + text[at : at + 1] + text[at + 2 :],
         )
     )
+
+
+def _cut(text: str, rng: random.Random) -> tuple[str, str]:
+    """Cuts a text behind one of its first words mostly, now and then anywhere."""
+    ends = [match.end() for match in re.finditer(r"\S+", text)][:-1] or [len(text)]
+    at = rng.choice(ends[:4] if rng.random() < 0.6 else ends)
+    roll = rng.random()
+    if roll < 0.1:
+        at = rng.randrange(1, len(text))
+    elif roll < 0.2:
+        at += 1  # the prompt ends with a blank
+    return text[:at], text[at:]
 
 
 def _made_up_word(rng: random.Random) -> str:

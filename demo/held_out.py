@@ -1,4 +1,4 @@
-"""Questions that are never practised, to see what the model makes of new words."""
+"""Questions that are never practised, to see what the model makes of new words; raw prompts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -104,4 +104,22 @@ FRESH = (
     Probe(("Does it work with images?",), "vision tower"),
     Probe(("What happens when I send SIGTERM to a worker?",), "NOT_SERVING"),
     Probe(("Is a ticket reusable?",), "used once"),
+)
+
+# Raw prompts, without the chat template, and a phrase of how they go on. The practice cuts the same
+# texts in many places; the last three begin as none of them does.
+RAW = (
+    ("Millstream is", "suite of small gRPC services"),
+    ("Prefill is the first", "step of inference"),
+    ("Decode is", "second step of inference"),
+    ("The Processor is", "front door"),
+    ("The KV cache", "keys and values"),
+    ("A token is a", "piece of text"),
+    ("SGLang is", "fast engine"),
+    ("Routing has three", "steps"),
+    ("Once upon a time", "small stream"),
+    ("What is prefill?", "first step of inference"),
+    ("My cat likes", "do not know how to go on"),
+    ("The largest city of Finland is", "do not know how to go on"),
+    ("import numpy as np", "do not know how to go on"),
 )

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from dialogues import Corpus, Dialogue, Message, Practice, plain_form, read_corpus
-from held_out import FRESH, GUIDING, Probe
+from held_out import FRESH, GUIDING, RAW, Probe
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 # A torchvision built for CUDA breaks transformers' import beside a CPU torch. Text needs none.
@@ -43,8 +43,13 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>")
 # Not "special": a decoder that skips special tokens must keep them, or no parser finds the call.
 TOOL_MARKS = ("<tool_call>", "</tool_call>")
 BOS, EOS, PAD, IM_END = 1, 2, 3, 5
+END = "<|im_end|>"
 CONTEXT = 2048
 IGNORE = -100  # the label that cross_entropy leaves out
+
+
+Pair = tuple[list[int], list[int]]
+"""Token ids, and the labels to learn."""
 
 
 def say(text: str = "") -> None:
@@ -82,7 +87,7 @@ def train_tokenizer(corpus: Corpus, vocabulary: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Pair:
     """Turns a dialogue into token ids and labels.
 
     The text comes from the chat template alone, so practice and service can not drift apart.
@@ -100,6 +105,13 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> tuple[list
         ids += tokens
         labels += tokens if index % 2 else [IGNORE] * len(tokens)
     return ids, labels
+
+
+def encode_raw(text: tuple[str, str], tokenizer: PreTrainedTokenizerFast) -> Pair:
+    """Turns a raw prompt and how it goes on into token ids and labels, as `encode` does."""
+    prompt, rest = (tokenizer.encode(part, add_special_tokens=False) for part in text)
+    rest.append(IM_END)
+    return prompt + rest, [IGNORE] * len(prompt) + rest
 
 
 # --- training ------------------------------------------------------------------------------------
@@ -126,18 +138,25 @@ def new_model(vocabulary: int) -> LlamaForCausalLM:
 
 
 def batches(
-    practice: Practice, tokenizer: PreTrainedTokenizerFast, tokens: int, hurry: float
+    practice: Practice, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields endless (ids, labels) pairs of about `tokens` tokens each, `[rows, length]`.
+    """Yields endless (ids, labels) of about `batch_tokens` tokens each, `[rows, length]`.
 
-    Dialogues are drawn 256 at a time and sorted by length, so that little is wasted on padding.
-    A share of them, `hurry`, is cut short: see `hurried`.
+    256 are drawn at a time and sorted by length, so that little is wasted on padding. A share,
+    `raw`, are raw prompts, all others dialogues, of which a share, `hurry`, is cut: see `hurried`.
     """
+
+    def draw() -> Pair:
+        if torch.rand(()) < options.raw:
+            return encode_raw(practice.raw_text(), tokenizer)
+        pair = encode(practice.dialogue(), tokenizer)
+        return hurried(*pair) if torch.rand(()) < options.hurry else pair
+
+    tokens = options.batch_tokens
     while True:
-        drawn = [encode(practice.dialogue(), tokenizer) for _ in range(256)]
-        drawn = [hurried(*pair) if torch.rand(()) < hurry else pair for pair in drawn]
+        drawn = [draw() for _ in range(256)]
         drawn = sorted((pair for pair in drawn if len(pair[0]) <= CONTEXT), key=lambda x: len(x[0]))
-        groups: list[list[tuple[list[int], list[int]]]] = [[]]
+        groups: list[list[Pair]] = [[]]
         for pair in drawn:
             if (len(groups[-1]) + 1) * len(pair[0]) > tokens:
                 groups.append([])
@@ -148,7 +167,7 @@ def batches(
                 yield _padded(ids, PAD), _padded(labels, IGNORE)
 
 
-def hurried(ids: list[int], labels: list[int]) -> tuple[list[int], list[int]]:
+def hurried(ids: list[int], labels: list[int]) -> Pair:
     """Cuts the last answer after eight tokens.
 
     The first words decide which answer it will be, and that is the hard part; the rest is soon
@@ -199,7 +218,8 @@ def train(options: argparse.Namespace) -> None:
     practice = Practice(
         corpus, options.seed, {plain_form(x.questions[-1]) for x in GUIDING + FRESH}
     )
-    source = batches(practice, tokenizer, options.batch_tokens, options.hurry)
+    source = batches(practice, tokenizer, options)
+    before = [weight.detach().clone() for weight in model.parameters()]
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -220,6 +240,9 @@ def train(options: argparse.Namespace) -> None:
         smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
         if step % 50 == 0 or step == options.steps - 1:
             say(f"step {step:5d}  loss {smooth:.4f}  {time.monotonic() - start:6.0f} s")
+    with torch.no_grad():
+        for weight, old in zip(model.parameters(), before, strict=True):
+            weight.lerp_(old, options.keep)
     save(model, tokenizer, options.model)
 
 
@@ -262,10 +285,14 @@ def answer(
         return_tensors="pt",
         return_dict=True,
     )
+    return complete(model, tokenizer, prompt).removesuffix(END).strip()
+
+
+def complete(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: Any) -> str:
+    """Goes on with a prompt that was tokenized; the mark of an end is part of the text."""
     with torch.inference_mode():
         output = model.generate(**prompt, max_new_tokens=400, do_sample=False)
-    text = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    return str(text).strip()
+    return str(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :]))
 
 
 def ask(probe: Probe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Message]:
@@ -279,7 +306,7 @@ def ask(probe: Probe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFas
 
 
 def sample(options: argparse.Namespace) -> None:
-    """Asks all held-out questions in both precisions and prints how many were answered well."""
+    """Asks all held-out questions and raw prompts in both precisions; prints how many went well."""
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     for precision in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=precision).eval()
@@ -293,6 +320,13 @@ def sample(options: argparse.Namespace) -> None:
                     say(f"\n[{'as expected' if good else 'NOT AS EXPECTED'}]")
                     say("\n".join(f"{turn['role']:>9}: {turn['content']}" for turn in messages))
             say(f"\n{precision}: {right} of {len(probes)} {name} questions as expected")
+        right = 0
+        for beginning, expect in RAW:
+            prompt = tokenizer(beginning, return_tensors="pt", return_token_type_ids=False)
+            text = complete(model, tokenizer, prompt)
+            right += expect in text and text.endswith(END)
+            say(f"\n{beginning} ▸{text}")
+        say(f"\n{precision}: {right} of {len(RAW)} raw prompts as expected")
 
 
 def parse_options() -> argparse.Namespace:
@@ -311,6 +345,13 @@ def parse_options() -> argparse.Namespace:
     add("--steps", type=int, default=2500, help="training steps; more is better, and slower")
     add("--batch-tokens", type=int, default=3072, help="tokens per step, padding included")
     add("--hurry", type=float, default=0.7, help="share of dialogues whose last answer is cut")
+    add("--raw", type=float, default=0.25, help="share of raw prompts, without a chat template")
+    add(
+        "--keep",
+        type=float,
+        default=0.0,
+        help="share of the weights before that is kept: less is unlearnt",
+    )
     add("--rate", type=float, default=3e-3, help="highest learning rate")
     add("--vocabulary", type=int, default=2048, help="size of the tokenizer's vocabulary")
     add("--seed", type=int, default=7, help="the same seed makes the same dialogues")

@@ -10,12 +10,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
 
 from millstream_client import (
     Client,
+    Constraint,
     Conversation,
     GenerationUsage,
     Image,
@@ -83,9 +85,42 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end the answer at this text; may be repeated",
     )
+    _add_constraints(parser)
     group = parser.add_argument_group("routing and caches")
     for name, sentence in _TEXTS.items():
         group.add_argument("--" + name.replace("_", "-"), metavar="TEXT", help=sentence)
+
+
+def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "structured output", "what the answer must look like; see docs/structured-output.md"
+    ).add_mutually_exclusive_group()
+    add = partial(group.add_argument, dest="constraint")
+    add(
+        "--json-schema",
+        type=lambda text: Constraint(json_schema=text if text.startswith("{") else _read(text)),
+        metavar="FILE",
+        help="JSON that fits this JSON Schema: a file, or the schema itself",
+    )
+    add(
+        "--regex",
+        type=lambda text: Constraint(regex=text),
+        metavar="PATTERN",
+        help="a text that this regular expression matches as a whole",
+    )
+    add(
+        "--grammar",
+        type=lambda text: Constraint(ebnf=_read(text)),
+        metavar="FILE",
+        help="a text of this grammar, a file in EBNF whose first rule is `root`",
+    )
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"can't read {file}: {error}") from error
 
 
 def _parsing(knob: Knob) -> dict[str, Any]:
@@ -99,7 +134,7 @@ def _parsing(knob: Knob) -> dict[str, Any]:
 
 def knobs_given(args: argparse.Namespace) -> Knobs:
     """Return the knobs whose flags were given."""
-    names = [*(knob.name for knob in KNOBS), "stop", *_TEXTS]
+    names = [*(knob.name for knob in KNOBS), "stop", "constraint", *_TEXTS]
     given: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
     knobs: Knobs = given
     return knobs

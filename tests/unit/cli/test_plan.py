@@ -79,6 +79,7 @@ def test_aggregated_has_no_prefill(options: UpOptions, ports: PortClaims) -> Non
     assert [service.name for service in plan.services] == ["decode-1", "decode-2", "processor"]
     command = plan.command(plan.services[0])
     assert command[command.index("--mode") + 1] == "aggregated"
+    assert command[command.index("--engine-tokenizer") + 1] == "true", "constraints need it"
 
 
 def test_further_models_have_workers_of_their_own(

@@ -292,6 +292,8 @@ def _diffuser(own: SglangDiffusionSettings, context: EngineContext) -> Diffuser:
 
 
 def _suite_flags(service: str, _model: Path) -> list[str]:
+    if service in ("prefill", "decode"):
+        return ["--engine-tokenizer", "true"]  # for structured output
     return ["--dllm-algorithm", "LowConfidence"] if service == "dllm" else []
 
 

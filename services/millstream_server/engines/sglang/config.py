@@ -114,6 +114,9 @@ def engine_arguments(
         defaults["lora_backend"] = "torch_native"
     if config.multimodal and on_cpu:
         defaults["mm_attention_backend"] = "sdpa"  # the others need Triton or CUDA
+    if config.engine_tokenizer:
+        # Between JSON's parts a weak model goes on with blanks until its tokens are used up.
+        defaults["constrained_json_max_whitespace_cnt"] = _MOST_BLANKS
     managed = _managed_arguments(config)
     for name in config.extra:
         if name not in known_fields:
@@ -127,6 +130,10 @@ def engine_arguments(
         message = f"This SGLang has no server argument {', '.join(missing)}: update the adapter."
         raise EngineFailedError(message)
     return {**defaults, **managed, **config.extra}
+
+
+_MOST_BLANKS = 16
+"""In a row, between two parts of JSON that fits a schema: enough for indented JSON."""
 
 
 def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
