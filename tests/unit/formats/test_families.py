@@ -84,6 +84,20 @@ def test_any_division_gives_the_same(
             assert isinstance(json.loads(part[3]), dict)
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_held_back_is_bounded(name: str) -> None:
+    """Else each new token would cost more than the one before."""
+    answers = [golden.answer for golden in GOLDENS if golden.name == name]
+    begun = {answer[: answer.find("Oslo") + 2] for answer in answers} | {"", answers[0][:20]}
+    for before in begun:
+        for repeated in (" ", "\n", "<", "{", '"', "\\", "a", "1", "[", "<|", '{"'):
+            reading = parser(FORMATS[name], TOOLS)
+            reading.feed(before)
+            for _ in range(1200):
+                reading.feed(repeated)
+            assert len(reading._held) <= 1100, (before, repeated)
+
+
 # ---- arguments come back equal
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
