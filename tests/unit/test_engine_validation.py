@@ -18,6 +18,7 @@ from millstream_server.generation.grammar_shapes import (
     MAX_CONSTRAINT_DEPTH,
     MAX_STRUCTURAL_TAG_BYTES,
     MAX_STRUCTURAL_TAG_DEPTH,
+    MAX_STRUCTURAL_TAG_PARTS,
 )
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
@@ -376,8 +377,8 @@ _DEEP_JSON = f"json_schema must not nest deeper than {MAX_JSON_DEPTH}"
                     f"must not nest deeper than {MAX_STRUCTURAL_TAG_DEPTH}",
                 ),
                 (
-                    _tag({"type": "json_schema", "json_schema": {"enum": [True] * 5000}}),
-                    f"must not have more than {MAX_SUBSCHEMAS} parts",
+                    _tag({"type": "json_schema", "json_schema": {"enum": [True] * 17000}}),
+                    f"must not have more than {MAX_STRUCTURAL_TAG_PARTS} parts",
                 ),
                 ('{"structures": [], "triggers": []}', _FORM),
                 (_tag(_ANY, structures=[]), _FORM),

@@ -17,6 +17,7 @@ _WORD_TYPES = {"true": "boolean", "false": "boolean", "null": "null"}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _LITERAL = re.compile(r"\s*(?:[A-Za-z]{1,5}|[-+0-9.eE]+)?\s*")
 _MOST_HELD = 512
+_NESTED = frozenset(("object", "array"))
 _NUMBERS = frozenset(("number", "integer"))
 
 
@@ -93,6 +94,8 @@ class PlainValue:
         if self._mode in (_NUMERAL, _JSON):
             return ""
         word = self._held.strip()
+        if not word and self._types <= _NESTED:
+            return "{}" if "object" in self._types else "[]"
         as_json = _WORDS.get(word, "")
         if as_json and _WORD_TYPES[as_json] in self._types:
             return as_json

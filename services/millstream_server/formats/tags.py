@@ -67,6 +67,18 @@ class Thinking(enum.Enum):
     BEGUN = enum.auto()
     """Inside of reasoning: the prompt has opened it."""
 
+    @classmethod
+    def behind(cls, form: Format, prompt: str) -> Thinking:
+        """Return where an answer to a rendered prompt begins."""
+        end = prompt.rstrip()
+        written = form.written
+        if any(end.endswith(span.open.rstrip()) for span in form.reasoning):
+            return cls.BEGUN
+        closed = [span.close for span in form.reasoning]
+        if written is not None and written.answer_open:
+            closed.append(written.answer_open)
+        return cls.NONE if not closed or end.endswith(tuple(closed)) else cls.MAY
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:

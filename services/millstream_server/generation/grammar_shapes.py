@@ -21,6 +21,8 @@ MAX_CONSTRAINT_DEPTH = 128
 MAX_STRUCTURAL_TAG_BYTES = 256 * 1024
 """It may hold the schemas of many tools."""
 MAX_STRUCTURAL_TAG_DEPTH = 64
+MAX_STRUCTURAL_TAG_PARTS = 16384
+"""Objects, arrays and booleans: an argument that isn't JSON takes some ten."""
 
 # Text in which parentheses don't count (escapes, character classes, EBNF's strings and comments),
 # or a parenthesis. Possessive, so that any input takes one pass.
@@ -64,7 +66,7 @@ def max_bytes(kind: ConstraintKind) -> int:
 def shape_problem(constraint: Constraint) -> str | None:
     """Return why a grammar isn't safe to compile, or None; the engine checks if it is correct.
 
-    Takes up to 20 ms for 64 KiB of JSON: call it in a thread first where an event loop must go on,
+    Takes up to 20 ms for 64 KiB of dense JSON: call it in a thread first where an event loop must go on,
     and `check_request` then has the result at once.
     """
     kind, source = constraint.kind, constraint.source
@@ -90,7 +92,7 @@ def _tag_problem(source: str) -> str | None:
     problem, tag = read_object(
         source, max_bytes=MAX_STRUCTURAL_TAG_BYTES, max_depth=MAX_STRUCTURAL_TAG_DEPTH
     )
-    problem = problem or size_problem(tag)
+    problem = problem or size_problem(tag, MAX_STRUCTURAL_TAG_PARTS)
     if problem is None and (tag.get("type"), len(tag)) != ("structural_tag", 2):
         problem = 'must have "type": "structural_tag" and "format", nothing else'
     return problem or next(_format_problems(tag.get("format"), "format"), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ MAX_JSON_BYTES = 64 * 1024
 MAX_JSON_DEPTH = 32
 MAX_SUBSCHEMAS = 4096
 """Per request: templates and engines walk through each, and 64 KiB can hold 15,000."""
+_PARTS = (dict, list, bool)
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
@@ -43,10 +45,10 @@ def read_schema(text: str) -> tuple[str | None, dict[str, Any]]:
     return (problem, {}) if problem else (None, schema)
 
 
-def size_problem(value: object) -> str | None:
+def size_problem(value: object, most: int = MAX_SUBSCHEMAS) -> str | None:
     """Return that JSON has too many parts, or None."""
-    if count_parts(value) > MAX_SUBSCHEMAS:
-        return f"must not have more than {MAX_SUBSCHEMAS} parts"
+    if count_parts(value) > most:
+        return f"must not have more than {most} parts"
     return None
 
 
@@ -62,8 +64,8 @@ def schema_problem(schema: Mapping[str, Any]) -> str | None:
 def count_parts(value: object) -> int:
     """Count the objects, arrays and booleans: using the schema takes time in proportion."""
     # true and false are valid schemas.
-    inner = (child for child in _children(value) if isinstance(child, dict | list | bool))
-    return 1 + sum(count_parts(child) for child in inner)
+    levels = _levels(value)
+    return 1 + sum(isinstance(child, _PARTS) for level in levels for child in level)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -71,13 +73,16 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:
-    if limit == 0:
-        return True
-    return any(
-        _depth_exceeds(child, limit - 1)
-        for child in _children(value)
-        if isinstance(child, dict | list)
-    )
+    # The last level has values only, which nest no deeper than what holds them.
+    return sum(1 for _ in itertools.islice(_levels(value), limit + 1)) > limit
+
+
+def _levels(value: object) -> Iterator[list[object]]:
+    """Yield, level by level, what objects and arrays hold: loops are faster than recursion."""
+    level = [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        level = [child for each in level for child in _children(each)]
+        yield level
 
 
 def _references(value: object) -> Iterator[str]:

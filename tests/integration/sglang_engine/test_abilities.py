@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 
 from millstream_server.control.engine import Role
+from millstream_server.formats.families import FORMATS
+from millstream_server.formats.tags import Calls, Tool, Wanted, structural_tag
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.generation.validation import check_request
@@ -19,6 +21,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
+from tests.support.answers import parser, read
 from tests.support.engines.engine_process import EngineProcess
 from tests.support.engines.sglang_requests import (
     aborted,
@@ -106,6 +109,20 @@ class TestAble:
         assert (await result(sink)).reason is FinishReason.STOP
         text = Tokenizer.from_file(str(model / "tokenizer.json")).decode(sink.token_ids)
         assert text.strip() in answers
+
+    async def test_a_required_call_is_made_and_read(self, able: EngineProcess, model: Path) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - only here
+
+        schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+        wanted = Wanted(tools=(Tool("f", schema),), calls=Calls.REQUIRED, parallel=False)
+        source = structural_tag(FORMATS["qwen-xml"], wanted)
+        assert source is not None
+        constraint = Constraint(ConstraintKind.STRUCTURAL_TAG, source)
+        sink = able.submit(generation(prompt(20), 100, constraint=constraint))
+        assert (await result(sink)).reason is FinishReason.STOP
+        text = Tokenizer.from_file(str(model / "tokenizer.json")).decode(sink.token_ids)
+        (call,) = read(parser(FORMATS["qwen-xml"], {"f": schema}), [text])
+        assert call in {("call", "0", "f", '{"n": 1}'), ("call", "0", "f", '{"n": 2}')}
 
     @pytest.mark.parametrize(
         ("kind", "source"),

@@ -111,7 +111,7 @@ def test_what_a_tag_admits_is_read(name: str) -> None:
         kinds = {part[0] for part in parts}
         if not (form := FORMATS[name].written) or not form.answer_first:
             assert "text" not in kinds, text
-        if FORMATS[name].reasoning and kinds != {"call"}:  # it may be empty
+        if "reasoning" in kinds:
             assert parts[0][0] == "reasoning", text
 
 
@@ -316,6 +316,21 @@ def test_text_and_calls_alternate_unless_only_one_call_may_be_made() -> None:
     single = _tag("hermes", replace(MUST, calls=Calls.AUTO, parallel=False))
     assert single.admits(f"First{call}")
     assert not single.admits(f"{call}{call}")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "thinking"),
+    [
+        ("hermes", "<|im_start|>assistant\n", Thinking.MAY),
+        ("hermes", "<|im_start|>assistant\n<think>\n", Thinking.BEGUN),
+        ("hermes", "<|im_start|>assistant\n<think>\n\n</think>\n\n", Thinking.NONE),
+        ("llama-json", "<|eot_id|>", Thinking.NONE),
+        ("harmony", "<|start|>assistant", Thinking.MAY),
+        ("kimi-k3", "<|open|>response<|sep|>", Thinking.NONE),
+    ],
+)
+def test_the_prompt_says_where_an_answer_begins(name: str, prompt: str, thinking: Thinking) -> None:
+    assert Thinking.behind(FORMATS[name], prompt) is thinking
 
 
 def test_a_tag_is_made_only_where_one_is_needed() -> None:
