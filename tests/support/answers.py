@@ -20,6 +20,7 @@ def merged(events: Sequence[Event]) -> list[Part]:
     """Join what belongs together; in calls everything has to be between its start and its end."""
     parts: list[Part] = []
     call: list[str] | None = None
+    fragments: list[str] = []
     for event in events:
         match event:
             case Text(text) | Reasoning(text):
@@ -32,12 +33,13 @@ def merged(events: Sequence[Event]) -> list[Part]:
                     parts.append((kind, text))
             case CallStart(_, call_id, name):
                 assert call is None
-                call = ["call", call_id, name, ""]
+                call, fragments = ["call", call_id, name], []
             case Arguments(_, fragment):
                 assert call is not None
-                call[3] += fragment
+                fragments.append(fragment)
             case CallEnd(_, incomplete):
                 assert call is not None
+                call.append("".join(fragments))
                 parts.append((*call, "incomplete") if incomplete else tuple(call))
                 call = None
     assert call is None

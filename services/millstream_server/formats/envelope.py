@@ -14,6 +14,8 @@ _STRING_END = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SCALAR_END = re.compile(r"[,}\]\s<]")
 _LONGEST_STRING = 1024
 _BARE = '{"name"'
+_LONGEST_BARE = 64
+"""With white space in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,8 +36,10 @@ class Envelope:
 
     def begins(self, text: str, at: int) -> bool | None:
         """Return whether a call without a marker begins; None: too little of it is there."""
-        seen = "".join(text[at : at + 64].split())[: len(_BARE)]
-        return True if seen == _BARE else None if _BARE.startswith(seen) else False
+        seen = "".join(text[at : at + _LONGEST_BARE].split())[: len(_BARE)]
+        if seen == _BARE:
+            return True
+        return None if _BARE.startswith(seen) and len(text) - at < _LONGEST_BARE else False
 
 
 class EnvelopeReader:

@@ -263,8 +263,8 @@ def _string_end(quote: str, *, escapes: bool) -> Finder:
 
 _CALL = re.compile(r"(?P<name>[A-Za-z_][\w.-]*)\s*\(")
 _CALL_BEGUN = re.compile(r"[A-Za-z_][\w.-]*\s*\Z")
-_BARE = re.compile(r"\[\s*[A-Za-z_][\w.-]{0,128}\(")
-_BARE_BEGUN = re.compile(r"\[\s*(?:[A-Za-z_][\w.-]{0,128})?\Z")
+_BARE = re.compile(r"\[\s{0,64}[A-Za-z_][\w.-]{0,128}\(")
+_BARE_BEGUN = re.compile(r"\[\s{0,64}(?:[A-Za-z_][\w.-]{0,128})?\Z")
 _PYTHON = Literals(quotes=("'''", '"""', "'", '"'), escapes=True, end=")")
 
 

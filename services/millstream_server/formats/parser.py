@@ -24,6 +24,8 @@ from millstream_server.formats.format import Format, Route, routes_of
 from millstream_server.formats.reader import Reader
 from millstream_server.formats.schema import Tools
 
+_MOST_SPACE = 64
+"""So much white space may stand before a call without a marker: it is held back."""
 _NO_TEXTS: Mapping[int, str] = {}
 
 
@@ -201,7 +203,10 @@ class Parser:
         start = at
         while start < len(text) and text[start].isspace():
             start += 1
-        begins = style.begins(text, start) if start < len(text) else None
+        if start - at > _MOST_SPACE:
+            begins: bool | None = False
+        else:
+            begins = style.begins(text, start) if start < len(text) else None
         if begins is None and not last:
             return at  # too little to know
         self._bare_due = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,20 @@ def test_any_division_gives_the_same(
     for part in whole:
         if part[0] == "call" and part[-1] != "incomplete":
             assert isinstance(json.loads(part[3]), dict)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_held_back_is_bounded(name: str) -> None:
+    """Else each new token would cost more than the one before."""
+    answers = [golden.answer for golden in GOLDENS if golden.name == name]
+    begun = {answer[: answer.find("Oslo") + 2] for answer in answers} | {"", answers[0][:20]}
+    for before in begun:
+        for repeated in (" ", "\n", "<", "{", '"', "\\", "a", "1", "[", "<|", '{"'):
+            reading = parser(FORMATS[name], TOOLS)
+            reading.feed(before)
+            for _ in range(1200):
+                reading.feed(repeated)
+            assert len(reading._held) <= 1100, (before, repeated)
 
 
 # ---- arguments come back equal
@@ -182,6 +197,26 @@ def test_arguments_in_a_models_own_syntax_come_back_equal(
 ) -> None:
     tools = {"g": {"properties": {key: {"type": TYPES[type(v)]} for key, v in value.items()}}}
     (call,) = read(parser(FORMATS[name], tools), in_pieces(written(name, value), size))
+    assert len(call) == 4, "complete"
+    assert json.loads(call[3]) == value
+
+
+@pytest.mark.parametrize(
+    "name", ["hermes", "qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4"]
+)
+def test_100_kb_of_arguments_come_back_equal(name: str) -> None:
+    chance = random.Random(name)
+    chars = "abc \n\t\"'\\{}[]<>/|é😀,:=()0123"
+    value: dict[str, Any] = {
+        "code": "".join(chance.choices(chars, k=90_000)),
+        "list": [{"k": chance.random() * 10**i, "s": "<|x>\n" * i} for i in range(-20, 200)],
+    }
+    tools = {"g": {"properties": {key: {"type": TYPES[type(v)]} for key, v in value.items()}}}
+    if name == "hermes":
+        text = f'<tool_call>{{"name": "g", "arguments": {json.dumps(value)}}}</tool_call>'
+    else:
+        text = written(name, value)
+    (call,) = read(parser(FORMATS[name], tools), in_pieces(text, 3))
     assert len(call) == 4, "complete"
     assert json.loads(call[3]) == value
 
