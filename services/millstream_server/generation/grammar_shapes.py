@@ -66,8 +66,8 @@ def max_bytes(kind: ConstraintKind) -> int:
 def shape_problem(constraint: Constraint) -> str | None:
     """Return why a grammar isn't safe to compile, or None; the engine checks if it is correct.
 
-    Takes up to 20 ms for 64 KiB of dense JSON: call it in a thread first where an event loop must
-    go on, and `check_request` then has the result at once.
+    Takes up to 20 ms for 64 KiB of JSON: call it in a thread first where an event loop must go on,
+    and `check_request` then has the result at once.
     """
     kind, source = constraint.kind, constraint.source
     if kind is ConstraintKind.JSON_SCHEMA:
