@@ -15,6 +15,7 @@ from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.processor.answer import joined, reading_of
 from millstream_server.processor.choice import Choice, Delta
 from millstream_server.processor.conversation import Options
+from millstream_server.processor.read_choice import ReadChoice
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models.models import byte_level_model, sample_texts
 
@@ -133,8 +134,7 @@ def _has_stop(model: TextModel, ids: Sequence[int], stops: list[str]) -> bool:
 def test_a_stop_string_ends_an_answer_of_events(model: TextModel) -> None:
     how = AnswerFormat(form=FORMATS["hermes"], reason="", hidden={})
     turn: Any = Turn(model, ["STOP"])
-    turn.reading = reading_of(how, (), "", one_call=False)
-    choice = Choice(turn, 0)
+    choice = ReadChoice(turn, 0, reading_of(how, (), "", one_call=False))
     ids = model.encode("<think>so</think>Hi STOP", add_special_tokens=False)
     events: list[Event] = []
     for token_id in ids:

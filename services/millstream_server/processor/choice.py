@@ -19,7 +19,6 @@ from millstream_server.generation.output import (
     output_bytes,
 )
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.processor.answer import Answer, joined
 from millstream_server.processor.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
@@ -171,7 +170,7 @@ class Delta:
 class Choice(Leg):
     """One choice: the leg that its tokens come from, and what they become."""
 
-    __slots__ = ("_answer", "_detokenizer", "_logprobs", "_matched", "_matcher", "_shares",
+    __slots__ = ("_detokenizer", "_logprobs", "_matched", "_matcher", "_shares",
                  "_show_matched_token", "_texts", "finish_reason", "index", "prompt_leg", "push",
                  "ticket", "token_ids", "unsent", "wants_prompt_logprobs")  # fmt: skip
 
@@ -207,8 +206,6 @@ class Choice(Leg):
         """Takes new tokens, returns the text that they complete, whatever the stops."""
         self._matcher = StopMatcher(options.stops) if options.stops else None
         self._matched: str | None = None
-        self._answer = Answer(turn.reading, shows_special=special) if turn.reading else None
-        """Tells apart what the text consists of; None: the text is sent as it is."""
 
     # ---- from the worker: once per frame entry
 
@@ -276,13 +273,11 @@ class Choice(Leg):
     @property
     def message(self) -> ChatMessage:
         """What is added to the conversation."""
-        if self._answer is not None:
-            return self._answer.message
         return ChatMessage(ChatRole.ASSISTANT, self.text)
 
     @property
     def reasoning_tokens(self) -> int:
-        return 0 if self._answer is None else self._answer.reasoning_tokens
+        return 0
 
     def cancel(self) -> None:
         super().cancel()
@@ -325,8 +320,11 @@ class Choice(Leg):
             if logprobs is not None:
                 logprobs, self._logprobs = logprobs[:most], logprobs[most:]
             finish = None  # it comes with the rest
-        if self._answer is not None:
-            return self._read(self._answer, ids, logprobs, finish)
+        return self._delta(ids, logprobs, finish)
+
+    def _delta(
+        self, ids: list[int], logprobs: LogprobColumns | None, finish: Finish | None
+    ) -> Delta:
         text, consumed = self._push(ids, finish)
         matched: str | int | None = self._matched
         if matched is not None:
@@ -349,66 +347,6 @@ class Choice(Leg):
             self.finish_reason,
             matched if self.finish_reason is FinishReason.STOP else None,
         )
-
-    def _read(
-        self,
-        answer: Answer,
-        ids: list[int],
-        logprobs: LogprobColumns | None,
-        finish: Finish | None,
-    ) -> Delta:
-        """Return the new output as events."""
-        consumed, ends = self._push_events(answer, ids, finish)
-        matched: str | int | None = self._matched
-        if ends:
-            self.finish_reason = FinishReason.TOOL_CALLS if matched is None else FinishReason.STOP
-            self.cancel()  # the worker may have generated beyond
-        elif finish is not None:
-            answer.push(self._rest(), ())
-            self.finish_reason, matched = finish.reason, finish.matched_token_id
-            if self._matched is not None:
-                self.finish_reason, matched = FinishReason.STOP, self._matched
-        del ids[consumed:]
-        self.token_ids.extend(ids)
-        calls: Sequence[Call] = ()
-        if self.finish_reason is not None:
-            answer.finish()
-            calls = answer.whole_calls
-            if (
-                self.finish_reason is FinishReason.STOP
-                and self._matched is None
-                and answer.can_call
-            ):
-                self.finish_reason = FinishReason.TOOL_CALLS
-        return Delta(
-            self.index,
-            "",
-            ids,
-            logprobs[:consumed] if logprobs is not None else (),
-            self.finish_reason,
-            matched if self.finish_reason is FinishReason.STOP else None,
-            joined(answer.take()),
-            calls,
-        )
-
-    def _push_events(
-        self, answer: Answer, ids: Sequence[int], finish: Finish | None
-    ) -> tuple[int, bool]:
-        """Read tokens one by one; return how many, and whether the choice ends behind them."""
-        matcher = self._matcher
-        hidden = finish.matched_token_id if finish is not None else None
-        for count, token_id in enumerate(ids, start=1):
-            if token_id == hidden and count == len(ids) and not self._show_matched_token:
-                text = ""
-            else:
-                text = self.push((token_id,))
-            if matcher is not None:
-                text, self._matched = matcher.push(text)
-                if answer.shows(token_id):
-                    text += matcher.flush()  # what is held back stands before the marker
-            if answer.push(text, (token_id,)) or self._matched is not None:
-                return count, True
-        return len(ids), False
 
     def _push(self, ids: Sequence[int], finish: Finish | None) -> tuple[str, int]:
         """Return the new text and how many of the tokens it is made of.

@@ -16,6 +16,7 @@ from millstream_server.generation.sampling import MAX_SEED, Ability, new_seed
 from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
+from millstream_server.processor.read_choice import ReadChoice
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
 from millstream_server.routing.workers import info_of
 from millstream_server.runtime.errors import (
@@ -104,7 +105,10 @@ class Turn:
         self._admission = admission
         self._plan: Plan | None = None
         self._closed = False
-        self.choices = [Choice(self, i, continuation=continuation) for i in range(options.n)]
+        self.choices = [
+            ReadChoice(self, i, reading) if reading else Choice(self, i, continuation=continuation)
+            for i in range(options.n)
+        ]
         output.begin(self, call)
 
     # ---- to the workers

@@ -1,0 +1,87 @@
+"""A choice whose answer is read: reasoning, text and tool calls as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from millstream_server.formats.parser import Call
+from millstream_server.generation.output import Finish, FinishReason, LogprobColumns
+from millstream_server.processor.answer import Answer, Reading, joined
+from millstream_server.processor.choice import Choice, Delta
+from millstream_server.processor.text.messages import ChatMessage
+
+if TYPE_CHECKING:
+    from millstream_server.processor.turn import Turn
+
+
+class ReadChoice(Choice):
+    """A choice with events in place of text."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, turn: Turn, index: int, reading: Reading) -> None:
+        super().__init__(turn, index)
+        self._answer = Answer(reading, shows_special=turn.options.include_special_tokens)
+
+    @property
+    def message(self) -> ChatMessage:
+        return self._answer.message
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._answer.reasoning_tokens
+
+    def _delta(
+        self, ids: list[int], logprobs: LogprobColumns | None, finish: Finish | None
+    ) -> Delta:
+        answer = self._answer
+        consumed, ends = self._push_events(ids, finish)
+        matched: str | int | None = self._matched
+        if ends:
+            self.finish_reason = FinishReason.TOOL_CALLS if matched is None else FinishReason.STOP
+            self.cancel()  # the worker may have generated beyond
+        elif finish is not None:
+            answer.push(self._rest(), ())
+            self.finish_reason, matched = finish.reason, finish.matched_token_id
+            if self._matched is not None:
+                self.finish_reason, matched = FinishReason.STOP, self._matched
+        del ids[consumed:]
+        self.token_ids.extend(ids)
+        calls: Sequence[Call] = ()
+        if self.finish_reason is not None:
+            answer.finish()
+            calls = answer.whole_calls
+            if (
+                self.finish_reason is FinishReason.STOP
+                and self._matched is None
+                and answer.can_call
+            ):
+                self.finish_reason = FinishReason.TOOL_CALLS
+        return Delta(
+            self.index,
+            "",
+            ids,
+            logprobs[:consumed] if logprobs is not None else (),
+            self.finish_reason,
+            matched if self.finish_reason is FinishReason.STOP else None,
+            joined(answer.take()),
+            calls,
+        )
+
+    def _push_events(self, ids: Sequence[int], finish: Finish | None) -> tuple[int, bool]:
+        """Read tokens one by one; return how many, and whether the choice ends behind them."""
+        answer, matcher = self._answer, self._matcher
+        hidden = finish.matched_token_id if finish is not None else None
+        for count, token_id in enumerate(ids, start=1):
+            if token_id == hidden and count == len(ids) and not self._show_matched_token:
+                text = ""
+            else:
+                text = self.push((token_id,))
+            if matcher is not None:
+                text, self._matched = matcher.push(text)
+                if answer.shows(token_id):
+                    text += matcher.flush()  # what is held back stands before the marker
+            if answer.push(text, (token_id,)) or self._matched is not None:
+                return count, True
+        return len(ids), False
