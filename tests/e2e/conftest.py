@@ -65,7 +65,7 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sui
     fronts = [
         ServiceProcess(
             "millstream_server.processor",
-            {"models": f"tiny={model}", "formats": "tiny=hermes", "workers": workers},
+            {"models": f"tiny={model}", "workers": workers},
             logs / f"{name}.log",
         )
         for name, workers in (

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
 
-from millstream.v1 import (
-    chat_pb2,
-    generation_pb2,
-    processor_pb2,
-    processor_pb2_grpc,
-    sampling_pb2,
-)
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2_grpc, sampling_pb2
 from tests.e2e.conftest import Suite
 from tests.support.processor.chats import (
     Answer,
@@ -59,32 +51,6 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(stub: Any) -> None
     assert choice.matched_stop.text == stop
     assert choice.token_ids == whole.choices[0].token_ids[: len(choice.token_ids)]
     assert cut.usage.completion_tokens == len(choice.token_ids) < 40
-
-
-_SPOKEN = (
-    r"<think>[a-z]{1,9}</think>\n\n[a-z]{1,9}\n<tool_call>\n"
-    r'\{"name": "f", "arguments": \{"s": "[a-z]{1,20}", "n": [1-9][0-9]{0,5}\}\}\n</tool_call>'
-)
-
-
-async def test_a_call_is_told_apart_from_reasoning_and_text(stub: Any) -> None:
-    opts = options(200, constraint=sampling_pb2.Constraint(regex=_SPOKEN), return_token_ids=True)
-    output = processor_pb2.CHAT_OUTPUT_EVENTS
-    answer = await chat(stub, "hi", tools=[chat_pb2.ChatTool(name="f")], output=output, opts=opts)
-    choice = answer.choices[0]
-    kinds = [event.WhichOneof("event") for event in choice.events]
-    assert [kind for kind, _ in itertools.groupby(kinds)] == [
-        "reasoning",
-        "text",
-        "tool_call_start",
-        "tool_call_arguments_json",
-        "tool_call_end",
-    ]
-    (call,) = choice.tool_calls
-    assert (call.name, call.incomplete) == ("f", False)
-    assert json.loads(call.arguments_json).keys() == {"s", "n"}
-    assert answer.finish_reason == generation_pb2.FINISH_REASON_TOOL_CALLS
-    assert 2 <= answer.usage.reasoning_tokens < answer.usage.completion_tokens == choice.token_count
 
 
 async def test_logprobs(stub: Any) -> None:
