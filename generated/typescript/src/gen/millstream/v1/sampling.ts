@@ -92,7 +92,7 @@ export interface Constraint {
     | //
     /**
      * An xgrammar structural tag, as JSON text: {"type": "structural_tag", "format": ...}, of at most
-     * 4096 parts, nested at most 64 deep. Its formats: any_text, const_string, dispatch, grammar,
+     * 16384 parts, nested at most 64 deep. Its formats: any_text, const_string, dispatch, grammar,
      * json_schema, optional, or, plus, regex, repeat, sequence, star, tag, tags_with_separator,
      * triggered_tags. Schemas, expressions and grammars in it have the limits of the fields above. A
      * worker needs ENGINE_ABILITY_STRUCTURAL_TAGS for it.
