@@ -52,7 +52,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     logs = tmp_path_factory.mktemp("logs")
-    common = {"model_path": model, "model_name": "tiny", "max_total_tokens": 16384}
+    common = {
+        "model_path": model,
+        "model_name": "tiny",
+        "max_total_tokens": 16384,
+        "engine_tokenizer": True,  # for constraints
+    }
     aggregated = ServiceProcess("millstream_server.decode", common, logs / "aggregated.log")
     prefill = ServiceProcess(
         "millstream_server.prefill",
@@ -65,7 +70,7 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sui
     fronts = [
         ServiceProcess(
             "millstream_server.processor",
-            {"models": f"tiny={model}", "workers": workers},
+            {"models": f"tiny={model}", "formats": "tiny=hermes", "workers": workers},
             logs / f"{name}.log",
         )
         for name, workers in (

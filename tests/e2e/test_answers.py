@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import jsonschema
 import pytest
 
-from millstream.v1 import chat_pb2, generation_pb2, processor_pb2_grpc, sampling_pb2
+from millstream.v1 import (
+    chat_pb2,
+    generation_pb2,
+    processor_pb2,
+    processor_pb2_grpc,
+    sampling_pb2,
+)
 from tests.e2e.conftest import Suite
 from tests.support.processor.chats import (
     Answer,
@@ -53,6 +63,71 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(stub: Any) -> None
     assert cut.usage.completion_tokens == len(choice.token_ids) < 40
 
 
+_CALLS = 10
+_SPOKEN = (
+    r"<think>[a-z]{1,9}</think>\n\n[a-z]{1,9}\n<tool_call>\n"
+    r'\{"name": "f", "arguments": \{"s": "[a-z]{1,20}", "n": [1-9][0-9]{0,5}\}\}\n</tool_call>'
+)
+
+
+async def test_a_call_is_told_apart_from_reasoning_and_text(stub: Any) -> None:
+    opts = options(200, constraint=sampling_pb2.Constraint(regex=_SPOKEN), return_token_ids=True)
+    output = processor_pb2.CHAT_OUTPUT_EVENTS
+    answer = await chat(stub, "hi", tools=[chat_pb2.ChatTool(name="f")], output=output, opts=opts)
+    choice = answer.choices[0]
+    kinds = [event.WhichOneof("event") for event in choice.events]
+    assert [kind for kind, _ in itertools.groupby(kinds)] == [
+        "reasoning",
+        "text",
+        "tool_call_start",
+        "tool_call_arguments_json",
+        "tool_call_end",
+    ]
+    (call,) = choice.tool_calls
+    assert (call.name, call.incomplete) == ("f", False)
+    assert json.loads(call.arguments_json).keys() == {"s", "n"}
+    assert answer.finish_reason == generation_pb2.FINISH_REASON_TOOL_CALLS
+    assert 2 <= answer.usage.reasoning_tokens < answer.usage.completion_tokens == choice.token_count
+
+
+_WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+async def test_required_calls_fit_their_schema(stub: Any) -> None:
+    tools = [
+        chat_pb2.ChatTool(name=name, parameters_json_schema=json.dumps(_WEATHER))
+        for name in ("weather", "forecast")
+    ]
+    named = processor_pb2.ToolChoice(mode=processor_pb2.TOOL_CHOICE_MODE_NAMED, name="forecast")
+    answers = await asyncio.gather(
+        *(
+            chat(
+                stub,
+                f"What is the weather? {number}",
+                tools=tools,
+                tool_choice=named,
+                parallel_tool_calls=False,
+                output=processor_pb2.CHAT_OUTPUT_EVENTS,
+                opts=options(300, temperature=1),
+            )
+            for number in range(_CALLS)
+        )
+    )
+    for answer in answers:
+        (call,) = answer.choices[0].tool_calls
+        assert (call.name, call.incomplete) == ("forecast", False)
+        jsonschema.validate(json.loads(call.arguments_json), _WEATHER)
+        assert answer.finish_reason == generation_pb2.FINISH_REASON_TOOL_CALLS
+
+
 async def test_logprobs(stub: Any) -> None:
     asked = sampling_pb2.LogprobOptions(top=2, prompt=True)
     answer = await _complete(stub, 6, logprobs=asked)
@@ -92,15 +167,10 @@ async def test_a_conversation_carries_its_context(stub: Any) -> None:
 
 
 async def test_what_this_engine_lacks_is_refused_by_name(stub: Any) -> None:
-    for knobs, field in (
-        ({"seed": 7}, "options.sampling.seed"),
-        ({"min_new_tokens": 2}, "options.sampling.min_new_tokens"),
-    ):
-        opts = options(4, **knobs)
-        failed = await refusal(stub.Complete(completion(_PROMPT, opts)))
-        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert failed.reason == "UNSUPPORTED_FEATURE"
-        assert failed.fields == (field,)
+    failed = await refusal(stub.Complete(completion(_PROMPT, options(4, seed=7))))
+    assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert failed.reason == "UNSUPPORTED_FEATURE"
+    assert failed.fields == ("options.sampling.seed",)
 
 
 async def test_a_token_outside_the_vocabulary_harms_nobody(stub: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,15 @@ from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
 from millstream_server.formats.parser import Call, Parser
 from millstream_server.formats.schema import Tools
+from millstream_server.formats.tags import (
+    Calls,
+    Thinking,
+    UnconstrainableError,
+    Wanted,
+    structural_tag,
+)
+from millstream_server.formats.tags import Tool as TaggedTool
+from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.template import NO_VARIABLES, ChatTemplate
 from millstream_server.runtime.errors import UnsupportedFeatureError
@@ -28,6 +38,10 @@ class AnswerOptions:
     """The model is told of the tools."""
     one_call: bool = False
     """An answer ends behind its first call."""
+    must_call: bool = False
+    """An answer to the user consists of calls."""
+    only: str = ""
+    """The one tool that may be called; empty: any."""
     variables: Mapping[str, Sequence[tuple[str, Any]]]
     """By the field that asks for it: what templates call it, and its value; each knows one."""
 
@@ -76,6 +90,30 @@ def reading_of(how: AnswerFormat, tools: Sequence[Tool], prompt: str, *, one_cal
     return Reading(
         how=how, tools=Tools(schemas), prompt_end=prompt[-_PROMPT_END:], one_call=one_call
     )
+
+
+def required_calls(
+    how: AnswerFormat, answers: AnswerOptions, tools: Sequence[Tool], prompt: str
+) -> Constraint:
+    """Make the grammar of an answer to ``prompt`` that has to call a tool.
+
+    Raises:
+        UnsupportedFeatureError: the model's format, or a grammar, can't keep that.
+    """
+    wanted = Wanted(
+        tools=tuple(
+            TaggedTool(tool.name, json.loads(tool.parameters_json_schema or "{}")) for tool in tools
+        ),
+        calls=Calls.REQUIRED,
+        only=answers.only,
+        parallel=not answers.one_call,
+        thinking=Thinking.behind(how.form, prompt),
+    )
+    try:
+        tag = structural_tag(how.form, wanted)
+    except UnconstrainableError as error:
+        raise UnsupportedFeatureError.of("start.tool_choice.mode", str(error)) from error
+    return Constraint(ConstraintKind.STRUCTURAL_TAG, tag or "")
 
 
 class Answer:

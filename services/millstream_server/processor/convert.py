@@ -69,7 +69,13 @@ _TOOL_CHOICES = frozenset(
         processor_pb2.TOOL_CHOICE_MODE_UNSPECIFIED,
         processor_pb2.TOOL_CHOICE_MODE_AUTO,
         processor_pb2.TOOL_CHOICE_MODE_NONE,
+        processor_pb2.TOOL_CHOICE_MODE_REQUIRED,
+        processor_pb2.TOOL_CHOICE_MODE_NAMED,
     )
+)
+_MUST_CALL = (
+    processor_pb2.TOOL_CHOICE_MODE_REQUIRED,
+    processor_pb2.TOOL_CHOICE_MODE_NAMED,
 )
 _EFFORT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -128,6 +134,8 @@ def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
         events=events,
         with_tools=mode != processor_pb2.TOOL_CHOICE_MODE_NONE,
         one_call=one_call,
+        must_call=mode in _MUST_CALL,
+        only=start.tool_choice.name,
         variables=_reasoning_variables(start.reasoning),
     )
 
@@ -141,8 +149,11 @@ def _check_tool_choice(start: processor_pb2.ChatStart) -> None:
     if named and choice.name not in [tool.name for tool in start.tools]:
         raise InvalidRequestError.of("start.tool_choice.name", "is none of start.tools")
     if choice.mode not in _TOOL_CHOICES:
-        sentence = "this server takes TOOL_CHOICE_MODE_AUTO and TOOL_CHOICE_MODE_NONE only"
+        sentence = "is not one that this server has"
         raise UnsupportedFeatureError.of("start.tool_choice.mode", sentence)
+    if choice.mode in _MUST_CALL and not start.tools:
+        sentence = "asks for a call, and there is none of start.tools"
+        raise InvalidRequestError.of("start.tool_choice.mode", sentence)
 
 
 def _reasoning_variables(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from millstream_server.control.engine import Role, Task
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Ability
 from millstream_server.processor.admission import Admission
-from millstream_server.processor.answer import Reading, readable, reading_of
+from millstream_server.processor.answer import Reading, readable, reading_of, required_calls
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -35,12 +37,17 @@ from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
+    InvalidRequestError,
     ServingError,
+    UnsupportedFeatureError,
 )
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
+
+_SECONDS_PER_TOOL = 0.004
+"""About what a tool's grammar takes to make."""
 
 
 class ProcessorCore:
@@ -100,6 +107,8 @@ class ProcessorCore:
                         text,
                         one_call=conversation.answers.one_call,
                     )
+                    if conversation.answers.must_call and not said.field.startswith("tool_results"):
+                        options = await _with_calls(self.prompts, conversation, served, text)
                 later_turn = said.options is None and conversation.number > 1
                 request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
                 if not (media and media.cancelled):
@@ -292,3 +301,27 @@ def _log(turn: Turn) -> None:
         **seed,
         outcome=turn.outcome,
     )
+
+
+async def _with_calls(
+    prompts: Prompts, conversation: Conversation, served: ServedModel, text: str
+) -> Options:
+    """Return the options of an answer that has to call a tool.
+
+    Raises:
+        ServingError: the model, its workers or the client's options don't allow it.
+    """
+    options, field = conversation.options, "start.tool_choice.mode"
+    if "constraint" in options.sampling:
+        raise InvalidRequestError.of(field, "and sampling.constraint exclude each other")
+    if Ability.STRUCTURAL_TAGS not in served.engine.abilities:
+        sentence = "asks for a grammar, and this model's workers take no structural tags"
+        raise UnsupportedFeatureError.of(field, sentence)
+    how, tools = readable(served.answer_format), conversation.told_tools
+    answers = conversation.answers
+    constraint = await prompts.threads.run(
+        lambda: required_calls(how, answers, tools, text), len(tools) * _SECONDS_PER_TOOL
+    )
+    sampling = {**options.sampling, "constraint": constraint}
+    await prompts.read_grammar(sampling)
+    return replace(options, sampling=sampling)

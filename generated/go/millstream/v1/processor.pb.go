@@ -147,9 +147,11 @@ const (
 	ToolChoiceMode_TOOL_CHOICE_MODE_AUTO ToolChoiceMode = 1
 	// The model isn't told of any tool.
 	ToolChoiceMode_TOOL_CHOICE_MODE_NONE ToolChoiceMode = 2
-	// It calls one tool or more. Refused by this version.
+	// An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
+	// `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
+	// without a constraint.
 	ToolChoiceMode_TOOL_CHOICE_MODE_REQUIRED ToolChoiceMode = 3
-	// It calls the tool that is named. Refused by this version.
+	// The same, with calls of the tool that is named only.
 	ToolChoiceMode_TOOL_CHOICE_MODE_NAMED ToolChoiceMode = 4
 )
 

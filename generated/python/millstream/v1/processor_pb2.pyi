@@ -102,9 +102,12 @@ class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCh
     TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
     """The model isn't told of any tool."""
     TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
-    """It calls one tool or more. Refused by this version."""
+    """An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
+    `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
+    without a constraint.
+    """
     TOOL_CHOICE_MODE_NAMED: _ToolChoiceMode.ValueType  # 4
-    """It calls the tool that is named. Refused by this version."""
+    """The same, with calls of the tool that is named only."""
 
 class ToolChoiceMode(_ToolChoiceMode, metaclass=_ToolChoiceModeEnumTypeWrapper):
     """ToolChoiceMode is how free a model is to call tools."""
@@ -116,9 +119,12 @@ TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
 TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
 """The model isn't told of any tool."""
 TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
-"""It calls one tool or more. Refused by this version."""
+"""An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
+`tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
+without a constraint.
+"""
 TOOL_CHOICE_MODE_NAMED: ToolChoiceMode.ValueType  # 4
-"""It calls the tool that is named. Refused by this version."""
+"""The same, with calls of the tool that is named only."""
 Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
 
 class _ModelTask:

@@ -147,9 +147,13 @@ export enum ToolChoiceMode {
   AUTO = 1,
   /** NONE - The model isn't told of any tool. */
   NONE = 2,
-  /** REQUIRED - It calls one tool or more. Refused by this version. */
+  /**
+   * REQUIRED - An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
+   * `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
+   * without a constraint.
+   */
   REQUIRED = 3,
-  /** NAMED - It calls the tool that is named. Refused by this version. */
+  /** NAMED - The same, with calls of the tool that is named only. */
   NAMED = 4,
   UNRECOGNIZED = -1,
 }
