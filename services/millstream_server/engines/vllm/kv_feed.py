@@ -38,8 +38,9 @@ class KvFeed(RankFeed):
         }
 
     def _endpoint(self, name: str, rank: int) -> str:
-        # vLLM adds a rank's number behind the colon, if it finds "tcp" in the address.
-        return f"ipc://{self._folder}/tcp-{name}:{rank}"
+        # vLLM adds a rank's number to the one behind the colon, if it finds "tcp" in the address;
+        # to 0 it adds nothing, and all ranks would bind the same.
+        return f"ipc://{self._folder}/tcp-{name}:{rank + 1}"
 
     def started(self, ranks: int) -> bool:
         """Read from now on, and ask for what came before; return whether anybody follows."""
