@@ -360,7 +360,10 @@ async def test_text_is_served_without_workers(text_model: TextModel) -> None:
         tokens = await front.stub.Tokenize(processor_pb2.TokenizeRequest(text="A"))
         assert list(tokens.token_ids) == [A]
         models = (await front.stub.ListModels(processor_pb2.ListModelsRequest())).models
-        assert models == [processor_pb2.ServedModel(name=MODEL, context_length=4096, chat=True)]
+        tasks = [processor_pb2.MODEL_TASK_CHAT, processor_pb2.MODEL_TASK_COMPLETE]
+        assert models == [
+            processor_pb2.ServedModel(name=MODEL, context_length=4096, chat=True, default_of=tasks)
+        ]
 
 
 async def test_models_are_listed_by_name_with_their_workers(text_model: TextModel) -> None:

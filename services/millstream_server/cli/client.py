@@ -66,6 +66,10 @@ _ROLES: Mapping[int, str] = {
 """Without UNSPECIFIED; their numbers are in the order of a request's way."""
 
 
+CONSTRAINTS = {"json-schema": "json_schema", "regex": "regex", "grammar": "ebnf"}
+"""The flag of each kind of constraint."""
+
+
 def connect(server: Destination) -> Client:
     """Make a client that reconnects to a restarted server within half a second.
 
@@ -172,6 +176,8 @@ def _name_of(field: str, args: argparse.Namespace | None) -> str:
         return field
     if word := next((_WORDS[part] for part in parts if part in _WORDS), ""):
         return word
+    if parts[-1] == "constraint" and (given := vars(args).get("constraint")):
+        return next(f"--{flag}" for flag, kind in CONSTRAINTS.items() if getattr(given, kind))
     return "--" + parts[-1].replace("_", "-") if parts[-1] in vars(args) else field
 
 

@@ -30,8 +30,8 @@ _SAYS = {
     ],
     "grpcurl": [r'"finishReason": "FINISH_REASON_STOP"'] * 2,
     "--regex '('": [
-        r"sampling.constraint: the engine cannot compile this grammar",
-        r"sampling.constraint: json_schema must not refer outside itself",
+        r"--regex: the engine cannot compile this grammar",
+        r"--json-schema: json_schema must not refer outside itself",
     ],
 }
 """A word of each block, in the page's order, and what the block prints."""
