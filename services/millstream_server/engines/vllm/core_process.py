@@ -34,5 +34,25 @@ def run(*args: Any, **kwargs: Any) -> None:
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():  # it had ended before the request
             sys.exit(1)
+    _ignore_late_transfers()
     module: Any = importlib.import_module(_CORE)
     module.EngineCoreProc.run_engine_core(*args, **kwargs)
+
+
+def _ignore_late_transfers() -> None:
+    """Let the core live when a transfer ends whose request is gone, as after a cancel.
+
+    Its scheduler asserts that it knows the request. A withdrawal can't see whether it still does:
+    the scheduler and the end of transfers are in different processes.
+    """
+    scheduler: Any = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    take = scheduler._update_from_kv_xfer_finished  # noqa: SLF001 - no public one
+
+    def take_known(self: Any, output: Any) -> None:
+        if output.finished_recving:
+            output.finished_recving = {
+                core_id for core_id in output.finished_recving if core_id in self.requests
+            }
+        take(self, output)
+
+    scheduler._update_from_kv_xfer_finished = take_known  # noqa: SLF001
