@@ -161,10 +161,6 @@ class Answer:
                 self._reasoning.append(event.text)
 
     @property
-    def calls(self) -> Sequence[Call]:
-        return self._parser.calls
-
-    @property
     def whole_calls(self) -> Sequence[Call]:
         """All calls, for one message; empty if they are too large for it."""
         calls = self._parser.calls
