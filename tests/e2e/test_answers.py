@@ -93,7 +93,8 @@ async def test_a_call_is_told_apart_from_reasoning_and_text(stub: Any) -> None:
 _WEATHER = {
     "type": "object",
     "properties": {
-        "city": {"type": "string", "maxLength": 8},
+        # ASCII: this model's letters are drawn at random, and xgrammar takes overlong UTF-8 for one.
+        "city": {"type": "string", "pattern": "^[A-Za-z ]{1,8}$"},
         "unit": {"enum": ["C", "F"]},
     },
     "required": ["city", "unit"],
