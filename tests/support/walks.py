@@ -39,6 +39,23 @@ class Tag:
         matcher = xgrammar.GrammarMatcher(self._compiled)
         return matcher.accept_string(text) and matcher.accept_token(_EOS)
 
+    def draws(self, text: str) -> bool:
+        """Return whether an engine can draw it: by tokens, which `admits` doesn't count."""
+        matcher = xgrammar.GrammarMatcher(self._compiled)
+        left = text.encode()
+        while left:
+            fitting = [
+                at
+                for at in self._allowed(matcher)
+                if at != _EOS and left.startswith(self._pieces[at])
+            ]
+            if not fitting:
+                return False
+            token = max(fitting, key=lambda at: len(self._pieces[at]))
+            assert matcher.accept_token(token)
+            left = left[len(self._pieces[token]) :]
+        return _EOS in self._allowed(matcher)
+
     def walk(self, rng: random.Random, most: int = 1500) -> str | None:
         """Return a text that it admits; None: none has ended within so many steps."""
         matcher = xgrammar.GrammarMatcher(self._compiled)

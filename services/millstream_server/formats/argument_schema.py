@@ -39,6 +39,11 @@ _MAX_SHAPES = 2000
 class UnconstrainableError(Exception):
     """A grammar can't keep what was asked for; the text says what and why."""
 
+    def __init__(self, sentence: str, tool: str = "") -> None:
+        """Of one ``tool``, or of the format."""
+        super().__init__(sentence)
+        self.tool = tool
+
 
 def unkept(node: Any, depth: int = _MAX_DEPTH) -> Iterator[str]:
     """Yield the keywords of a schema that no grammar here keeps."""

@@ -10,6 +10,8 @@ Part = dict[str, Any]
 NOTHING: Part = {"type": "const_string", "value": ""}
 MOST_SPACE = 2
 """Most white space characters in a row between the parts of arguments that are JSON."""
+ANSWER_SPACE = 16
+"""The same of an answer's text: it may be indented."""
 
 
 def const(text: str) -> Part:
@@ -22,10 +24,14 @@ def regex(pattern: str) -> Part:
     return {"type": "regex", "pattern": pattern}
 
 
-def text(without: Iterable[str], most: int | None = None) -> Part:
-    """Match any text without some others; at most so many characters of it."""
+def text(without: Iterable[str], most: int | None = None, tokens: int | None = None) -> Part:
+    """Match any text without some others; at most so many characters, or tokens, of it."""
     part: Part = {"type": "any_text", "excludes": list(dict.fromkeys(without))}
-    return part if most is None else {**part, "max_chars": most}
+    if most is not None:
+        part["max_chars"] = most
+    if tokens is not None:
+        part["max_tokens"] = tokens
+    return part
 
 
 def json_value(schema: Mapping[str, Any], space: int = MOST_SPACE) -> Part:

@@ -30,7 +30,6 @@ from millstream_server.formats.tag_parts import (
     Part,
     const,
     either,
-    json_value,
     optional,
     regex,
     sequence,
@@ -44,8 +43,6 @@ from millstream_server.runtime.frozen import dataclass
 
 __all__ = ["Calls", "Thinking", "Tool", "UnconstrainableError", "Wanted", "structural_tag"]
 
-_ANSWER_SPACE = 16
-"""Like `MOST_SPACE`, of the answer's text: it may be indented."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
@@ -100,8 +97,10 @@ class Wanted:
     parallel: bool = True
     """Several calls may be made."""
     thinking: Thinking = Thinking.NONE
-    answer: Mapping[str, Any] | None = None
-    """The schema of the answer's text, if it has some; None: any text."""
+    answer: Part | None = None
+    """What the answer's text has to match, if it has some; None: any text."""
+    reasoning_tokens: int | None = None
+    """Most tokens of reasoning, its markers apart; None: any number."""
 
 
 def structural_tag(form: Format, wanted: Wanted) -> str | None:
@@ -114,7 +113,7 @@ def structural_tag(form: Format, wanted: Wanted) -> str | None:
         UnconstrainableError: the format has no grammar of calls, a strict tool's schema asks for
             what a grammar can't keep, or ``only`` names no tool.
     """
-    if not _binds(form, wanted):
+    if not _binds(form, wanted) and wanted.reasoning_tokens is None:
         return None
     grammar = _Answer(form, wanted)
     whole = sequence(grammar.reasoning(), grammar.body())
@@ -122,6 +121,7 @@ def structural_tag(form: Format, wanted: Wanted) -> str | None:
 
 
 def _binds(form: Format, wanted: Wanted) -> bool:
+    """Whether text and calls aren't free."""
     if wanted.answer is not None or wanted.calls is Calls.REQUIRED or wanted.only:
         return True
     if not wanted.tools:
@@ -148,7 +148,8 @@ class _Answer:
             return NOTHING
         span = spans[0]
         begun = thinking is Thinking.BEGUN
-        inside = text(marker for marker in self._markers if marker != span.close)
+        others = [marker for marker in self._markers if marker != span.close]
+        inside = text(others, tokens=self._wanted.reasoning_tokens)
         block = tag("" if begun else span.open, inside, span.close)
         behind = self._written.after_reasoning
         block = sequence(block, regex(behind)) if behind else block
@@ -156,6 +157,8 @@ class _Answer:
 
     def body(self) -> Part:
         """The text, the calls, or both."""
+        if not _binds(self._form, self._wanted):
+            return text(span.open for span in self._form.reasoning)
         written = self._written
         calls = self._calls()
         if written.answer_first:
@@ -172,11 +175,11 @@ class _Answer:
     # ---- text
 
     def _text(self) -> Part:
-        written, schema = self._written, self._wanted.answer
-        inside = self._plain() if schema is None else json_value(schema, _ANSWER_SPACE)
+        written, answer = self._written, self._wanted.answer
+        inside = self._plain() if answer is None else answer
         opened = written.answer_first and self._wanted.thinking is Thinking.NONE
         begin = "" if opened else written.answer_open
-        if written.answer_close and schema is None:
+        if written.answer_close and answer is None:
             return tag(begin, inside, written.answer_close)
         return sequence(const(begin), inside, const(written.answer_close))
 
@@ -245,7 +248,8 @@ class _Answer:
     def _call(self, tool: Tool) -> Part:
         written = self._written
         if not _NAME.fullmatch(tool.name):
-            raise UnconstrainableError(f"the name {tool.name[:64]!r} can't be written as a call")
+            sentence = f"the name {tool.name[:64]!r} can't be written as a call"
+            raise UnconstrainableError(sentence, tool.name)
         header = [piece(tool.name if each is NAME else each) for each in written.call]
         return tagged(sequence(*header, self._kept(tool), const(written.call_end)))
 
@@ -257,11 +261,12 @@ class _Answer:
             except UnconstrainableError:
                 return self._arguments({})
         for keyword in unkept(tool.schema):
-            raise UnconstrainableError(f"{tool.name}: no grammar keeps {keyword!r} of its schema")
+            sentence = f"{tool.name}: no grammar keeps {keyword!r} of its schema"
+            raise UnconstrainableError(sentence, tool.name)
         try:
             return self._arguments(tool.schema)
         except UnconstrainableError as error:
-            raise UnconstrainableError(f"{tool.name}: {error}") from error
+            raise UnconstrainableError(f"{tool.name}: {error}", tool.name) from error
 
     def _arguments(self, schema: Mapping[str, Any]) -> Part:
         style = self._form.call

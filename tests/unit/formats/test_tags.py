@@ -14,6 +14,7 @@ import pytest
 import xgrammar
 
 from millstream_server.formats.families import FORMATS
+from millstream_server.formats.tag_parts import ANSWER_SPACE, json_value
 from millstream_server.formats.tags import (
     Calls,
     Thinking,
@@ -290,7 +291,9 @@ def test_xgrammars_own_tag_admits_what_is_misread_and_ours_not(
 
 
 def test_an_answers_schema_holds_behind_reasoning_and_calls_stand_for_it() -> None:
-    wanted = replace(MUST, calls=Calls.AUTO, answer=NARROW, thinking=Thinking.BEGUN)
+    wanted = replace(
+        MUST, calls=Calls.AUTO, answer=json_value(NARROW, ANSWER_SPACE), thinking=Thinking.BEGUN
+    )
     tag = _tag("hermes", wanted)
     call = NATIVE[0].call
     for answer in (_ARGUMENTS, '{\n  "s": "",\n  "n": 1\n}', call):
@@ -300,7 +303,7 @@ def test_an_answers_schema_holds_behind_reasoning_and_calls_stand_for_it() -> No
     optional = _tag("hermes", replace(wanted, thinking=Thinking.MAY))
     assert optional.admits(_ARGUMENTS)
     assert optional.admits(f"<think>hm</think>{_ARGUMENTS}")
-    assert _tag("think", Wanted(answer=NARROW)).admits(_ARGUMENTS)
+    assert _tag("think", Wanted(answer=json_value(NARROW, ANSWER_SPACE))).admits(_ARGUMENTS)
     harmony = _tag("harmony", replace(wanted, thinking=Thinking.MAY))
     assert harmony.admits(
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -316,6 +319,30 @@ def test_text_and_calls_alternate_unless_only_one_call_may_be_made() -> None:
     single = _tag("hermes", replace(MUST, calls=Calls.AUTO, parallel=False))
     assert single.admits(f"First{call}")
     assert not single.admits(f"{call}{call}")
+
+
+def test_reasoning_ends_behind_so_many_tokens_and_what_follows_is_free() -> None:
+    wanted = Wanted(tools=(Tool("f", NARROW),), thinking=Thinking.BEGUN, reasoning_tokens=3)
+    tag, call = _tag("hermes", wanted), NATIVE[0].call
+    for text in (
+        "abc</think>",
+        "</think>",
+        f"a</think>\nSo {call}{call}",
+        "abc</think><tool_call>[",
+    ):
+        assert tag.draws(text), text
+    for text in ("abcd</think>", "abc", "ab</think>c<think>d</think>"):
+        assert not tag.draws(text), text
+    none = _tag("hermes", replace(wanted, thinking=Thinking.MAY, reasoning_tokens=0))
+    assert none.draws("<think></think>Hi")
+    assert none.draws("Hi")
+    assert not none.draws("<think>a</think>Hi")
+    harmony = _tag("harmony", replace(wanted, thinking=Thinking.MAY))
+    native = next(each.call for each in NATIVE if each.name == "harmony")
+    assert harmony.draws(f"<|channel|>analysis<|message|>abc<|end|><|start|>assistant{native}")
+    must = _tag("hermes", replace(wanted, calls=Calls.REQUIRED))
+    assert must.draws(f"abc</think>{call}")
+    assert not must.draws(f"abcd</think>{call}")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +370,7 @@ def test_a_tag_is_made_only_where_one_is_needed() -> None:
         replace(lax, calls=Calls.REQUIRED),
         replace(lax, calls=Calls.NONE),
         replace(lax, only="f"),
-        replace(lax, answer={}),
+        replace(lax, answer=json_value({})),
     ):
         assert structural_tag(form, bound) is not None
 
