@@ -58,7 +58,7 @@ type SamplingParams struct {
 	Seed *uint64 `protobuf:"varint,12,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
 	// Added to these tokens' logits; values in [-100, 100].
 	LogitBias map[uint32]float32 `protobuf:"bytes,13,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key,proto3" protobuf_val:"fixed32,2,opt,name=value,proto3"`
-	// The output must match this grammar.
+	// The output must match this grammar; in a Chat with CHAT_OUTPUT_EVENTS, the answer's text (see there).
 	Constraint *Constraint `protobuf:"bytes,14,opt,name=constraint,proto3" json:"constraint,omitempty"`
 }
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from millstream.v1 import media_pb2 as millstream_dot_v1_dot_media__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18millstream/v1/chat.proto\x12\rmillstream.v1\x1a\x19millstream/v1/media.proto\"\xfc\x01\n\x0b\x43hatMessage\x12+\n\x04role\x18\x01 \x01(\x0e\x32\x17.millstream.v1.ChatRoleR\x04role\x12\x34\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12\x36\n\ntool_calls\x18\x03 \x03(\x0b\x32\x17.millstream.v1.ToolCallR\ttoolCalls\x12 \n\x0ctool_call_id\x18\x04 \x01(\tR\ntoolCallId\x12\x12\n\x04name\x18\x05 \x01(\tR\x04name\x12\x1c\n\treasoning\x18\x06 \x01(\tR\treasoning\"\x87\x01\n\x0b\x43ontentPart\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12,\n\x05image\x18\x02 \x01(\x0b\x32\x14.millstream.v1.MediaH\x00R\x05image\x12,\n\x05video\x18\x03 \x01(\x0b\x32\x14.millstream.v1.MediaH\x00R\x05videoB\x06\n\x04part\"v\n\x08\x43hatTool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x34\n\x16parameters_json_schema\x18\x03 \x01(\tR\x14parametersJsonSchema\"u\n\x08ToolCall\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x03 \x01(\tR\rargumentsJson\x12\x1e\n\nincomplete\x18\x04 \x01(\x08R\nincomplete*\x95\x01\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x17\n\x13\x43HAT_ROLE_DEVELOPER\x10\x02\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x03\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x04\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x05\x42\xc6\x01\n\x10io.millstream.v1B\tChatProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18millstream/v1/chat.proto\x12\rmillstream.v1\x1a\x19millstream/v1/media.proto\"\xfc\x01\n\x0b\x43hatMessage\x12+\n\x04role\x18\x01 \x01(\x0e\x32\x17.millstream.v1.ChatRoleR\x04role\x12\x34\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12\x36\n\ntool_calls\x18\x03 \x03(\x0b\x32\x17.millstream.v1.ToolCallR\ttoolCalls\x12 \n\x0ctool_call_id\x18\x04 \x01(\tR\ntoolCallId\x12\x12\n\x04name\x18\x05 \x01(\tR\x04name\x12\x1c\n\treasoning\x18\x06 \x01(\tR\treasoning\"\x87\x01\n\x0b\x43ontentPart\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12,\n\x05image\x18\x02 \x01(\x0b\x32\x14.millstream.v1.MediaH\x00R\x05image\x12,\n\x05video\x18\x03 \x01(\x0b\x32\x14.millstream.v1.MediaH\x00R\x05videoB\x06\n\x04part\"\x8e\x01\n\x08\x43hatTool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x34\n\x16parameters_json_schema\x18\x03 \x01(\tR\x14parametersJsonSchema\x12\x16\n\x06strict\x18\x04 \x01(\x08R\x06strict\"u\n\x08ToolCall\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x03 \x01(\tR\rargumentsJson\x12\x1e\n\nincomplete\x18\x04 \x01(\x08R\nincomplete*\x95\x01\n\x08\x43hatRole\x12\x19\n\x15\x43HAT_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43HAT_ROLE_SYSTEM\x10\x01\x12\x17\n\x13\x43HAT_ROLE_DEVELOPER\x10\x02\x12\x12\n\x0e\x43HAT_ROLE_USER\x10\x03\x12\x17\n\x13\x43HAT_ROLE_ASSISTANT\x10\x04\x12\x12\n\x0e\x43HAT_ROLE_TOOL\x10\x05\x42\xc6\x01\n\x10io.millstream.v1B\tChatProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.chat_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1B\tChatProtoP\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
-  _globals['_CHATROLE']._serialized_start=703
-  _globals['_CHATROLE']._serialized_end=852
+  _globals['_CHATROLE']._serialized_start=728
+  _globals['_CHATROLE']._serialized_end=877
   _globals['_CHATMESSAGE']._serialized_start=71
   _globals['_CHATMESSAGE']._serialized_end=323
   _globals['_CONTENTPART']._serialized_start=326
   _globals['_CONTENTPART']._serialized_end=461
-  _globals['_CHATTOOL']._serialized_start=463
-  _globals['_CHATTOOL']._serialized_end=581
-  _globals['_TOOLCALL']._serialized_start=583
-  _globals['_TOOLCALL']._serialized_end=700
+  _globals['_CHATTOOL']._serialized_start=464
+  _globals['_CHATTOOL']._serialized_end=606
+  _globals['_TOOLCALL']._serialized_start=608
+  _globals['_TOOLCALL']._serialized_end=725
 # @@protoc_insertion_point(module_scope)

@@ -147,6 +147,7 @@ class ChatTool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: letters, digits, `_` and `-`, at most 64; unique in the request."""
     description: _builtins.str
@@ -155,16 +156,22 @@ class ChatTool(_message.Message):
     """JSON Schema (draft 2020-12) of its arguments as JSON text, an object, at most 64 KiB; empty: no
     arguments. (JSON by nature.)
     """
+    strict: _builtins.bool
+    """The arguments of its calls fit the schema, whenever the model calls it: by a grammar of the whole answer.
+    With CHAT_OUTPUT_EVENTS only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, a format with a grammar of calls, and
+    a schema that a grammar can keep; else it is refused with UNSUPPORTED_FEATURE.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         parameters_json_schema: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json_schema", b"parameters_json_schema"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json_schema", b"parameters_json_schema", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,6 +73,9 @@ class _ChatOutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatOutput
     """Reasoning, text and tool calls, told apart, in ChoiceDelta.events. For models with
     ServedModel.answer_format; for others it is refused with UNSUPPORTED_FEATURE. In the conversation the
     model's calls and reasoning are kept as such, and rendered by its template.
+    A json_schema, regex or ebnf of SamplingParams.constraint is then what the answer's text has to match: it
+    holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
+    ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
     """
 
 class ChatOutput(_ChatOutput, metaclass=_ChatOutputEnumTypeWrapper):
@@ -86,6 +89,9 @@ CHAT_OUTPUT_EVENTS: ChatOutput.ValueType  # 2
 """Reasoning, text and tool calls, told apart, in ChoiceDelta.events. For models with
 ServedModel.answer_format; for others it is refused with UNSUPPORTED_FEATURE. In the conversation the
 model's calls and reasoning are kept as such, and rendered by its template.
+A json_schema, regex or ebnf of SamplingParams.constraint is then what the answer's text has to match: it
+holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
+ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
 """
 Global___ChatOutput: _TypeAlias = ChatOutput  # noqa: Y015
 
@@ -104,7 +110,7 @@ class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCh
     TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
     """An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
     `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
-    without a constraint.
+    without a structural_tag.
     """
     TOOL_CHOICE_MODE_NAMED: _ToolChoiceMode.ValueType  # 4
     """The same, with calls of the tool that is named only."""
@@ -121,7 +127,7 @@ TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
 TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
 """An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
 `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
-without a constraint.
+without a structural_tag.
 """
 TOOL_CHOICE_MODE_NAMED: ToolChoiceMode.ValueType  # 4
 """The same, with calls of the tool that is named only."""
@@ -326,6 +332,7 @@ class ChatStart(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model to talk to, or an alias of it; empty: the default for Chat (ServedModel.default_of)."""
     request_id: _builtins.str
@@ -336,9 +343,17 @@ class ChatStart(_message.Message):
     """Whether an answer may have several tool calls. If not, it ends behind its first one. Unset: true. With
     CHAT_OUTPUT_EVENTS only.
     """
+    continue_final_message: _builtins.bool
+    """The last message is the model's, and its answer goes on in it: with its text or, where it has none, with
+    its reasoning (CHAT_OUTPUT_EVENTS only). The answer has only what is new; in the conversation they are
+    one message. A message with tool calls, in `tool_calls` or written in its text, can't be continued. A
+    template that doesn't show the message as it is refuses it with UNSUPPORTED_FEATURE.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
-        """The conversation so far, at least one message; the last is not the model's."""
+        """The conversation so far, at least one message; the last is not the model's, unless
+        continue_final_message is set.
+        """
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatTool]:
@@ -370,10 +385,11 @@ class ChatStart(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
         reasoning: Global___ReasoningOptions | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "options", b"options", "parallel_tool_calls", b"parallel_tool_calls", "reasoning", b"reasoning", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "messages", b"messages", "model", b"model", "options", b"options", "output", b"output", "parallel_tool_calls", b"parallel_tool_calls", "reasoning", b"reasoning", "request_id", b"request_id", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "options", b"options", "output", b"output", "parallel_tool_calls", b"parallel_tool_calls", "reasoning", b"reasoning", "request_id", b"request_id", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
@@ -419,23 +435,35 @@ class ReasoningOptions(_message.Message):
 
     ENABLED_FIELD_NUMBER: _builtins.int
     EFFORT_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether it reasons."""
     effort: _builtins.str
     """How much, in the model's own words: "low", "high". Letters, digits, `_` and `-`, at most 64."""
+    max_tokens: _builtins.int
+    """Most tokens that an answer's reasoning has between its markers, at most 2,147,483,647: behind so many the
+    closing marker follows, by a grammar. 0: no reasoning. Unset: no bound of its own. With CHAT_OUTPUT_EVENTS
+    only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options without a structural_tag.
+    """
     def __init__(
         self,
         *,
         enabled: _builtins.bool | None = ...,
         effort: _builtins.str = ...,
+        max_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "enabled", b"enabled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "enabled", b"enabled", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "effort", b"effort", "enabled", b"enabled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "effort", b"effort", "enabled", b"enabled", "max_tokens", b"max_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__enabled) -> _WhichOneofReturnType__enabled | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
 
 Global___ReasoningOptions: _TypeAlias = ReasoningOptions  # noqa: Y015
 

@@ -98,7 +98,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def constraint(self) -> Global___Constraint:
-        """The output must match this grammar."""
+        """The output must match this grammar; in a Chat with CHAT_OUTPUT_EVENTS, the answer's text (see there)."""
 
     def __init__(
         self,

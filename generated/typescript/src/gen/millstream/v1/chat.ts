@@ -112,6 +112,12 @@ export interface ChatTool {
    * arguments. (JSON by nature.)
    */
   parametersJsonSchema: string;
+  /**
+   * The arguments of its calls fit the schema, whenever the model calls it: by a grammar of the whole answer.
+   * With CHAT_OUTPUT_EVENTS only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, a format with a grammar of calls, and
+   * a schema that a grammar can keep; else it is refused with UNSUPPORTED_FEATURE.
+   */
+  strict: boolean;
 }
 
 /** ToolCall is one call the model made. */
@@ -413,7 +419,7 @@ export const ContentPart: MessageFns<ContentPart, "millstream.v1.ContentPart"> =
 };
 
 function createBaseChatTool(): ChatTool {
-  return { name: "", description: "", parametersJsonSchema: "" };
+  return { name: "", description: "", parametersJsonSchema: "", strict: false };
 }
 
 export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
@@ -428,6 +434,9 @@ export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
     }
     if (message.parametersJsonSchema !== "") {
       writer.uint32(26).string(message.parametersJsonSchema);
+    }
+    if (message.strict !== false) {
+      writer.uint32(32).bool(message.strict);
     }
     return writer;
   },
@@ -469,6 +478,14 @@ export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
             message.parametersJsonSchema = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.strict = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -490,6 +507,7 @@ export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
         : isSet(object.parameters_json_schema)
         ? globalThis.String(object.parameters_json_schema)
         : "",
+      strict: isSet(object.strict) ? globalThis.Boolean(object.strict) : false,
     };
   },
 
@@ -504,6 +522,9 @@ export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
     if (message.parametersJsonSchema !== "") {
       obj.parametersJsonSchema = message.parametersJsonSchema;
     }
+    if (message.strict !== false) {
+      obj.strict = message.strict;
+    }
     return obj;
   },
 
@@ -515,6 +536,7 @@ export const ChatTool: MessageFns<ChatTool, "millstream.v1.ChatTool"> = {
     message.name = object.name ?? "";
     message.description = object.description ?? "";
     message.parametersJsonSchema = object.parametersJsonSchema ?? "";
+    message.strict = object.strict ?? false;
     return message;
   },
 };

@@ -102,6 +102,9 @@ export enum ChatOutput {
    * EVENTS - Reasoning, text and tool calls, told apart, in ChoiceDelta.events. For models with
    * ServedModel.answer_format; for others it is refused with UNSUPPORTED_FEATURE. In the conversation the
    * model's calls and reasoning are kept as such, and rendered by its template.
+   * A json_schema, regex or ebnf of SamplingParams.constraint is then what the answer's text has to match: it
+   * holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
+   * ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
    */
   EVENTS = 2,
   UNRECOGNIZED = -1,
@@ -150,7 +153,7 @@ export enum ToolChoiceMode {
   /**
    * REQUIRED - An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
    * `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
-   * without a constraint.
+   * without a structural_tag.
    */
   REQUIRED = 3,
   /** NAMED - The same, with calls of the tool that is named only. */
@@ -364,7 +367,10 @@ export interface ChatRequest {
 export interface ChatStart {
   /** Model to talk to, or an alias of it; empty: the default for Chat (ServedModel.default_of). */
   model: string;
-  /** The conversation so far, at least one message; the last is not the model's. */
+  /**
+   * The conversation so far, at least one message; the last is not the model's, unless
+   * continue_final_message is set.
+   */
   messages: ChatMessage[];
   /** Tools the model may call. */
   tools: ChatTool[];
@@ -391,7 +397,16 @@ export interface ChatStart {
     | boolean
     | undefined;
   /** How the model reasons; unset: as its template has it. */
-  reasoning?: ReasoningOptions | undefined;
+  reasoning?:
+    | ReasoningOptions
+    | undefined;
+  /**
+   * The last message is the model's, and its answer goes on in it: with its text or, where it has none, with
+   * its reasoning (CHAT_OUTPUT_EVENTS only). The answer has only what is new; in the conversation they are
+   * one message. A message with tool calls, in `tool_calls` or written in its text, can't be continued. A
+   * template that doesn't show the message as it is refuses it with UNSUPPORTED_FEATURE.
+   */
+  continueFinalMessage: boolean;
 }
 
 /**
@@ -416,6 +431,12 @@ export interface ReasoningOptions {
     | undefined;
   /** How much, in the model's own words: "low", "high". Letters, digits, `_` and `-`, at most 64. */
   effort: string;
+  /**
+   * Most tokens that an answer's reasoning has between its markers, at most 2,147,483,647: behind so many the
+   * closing marker follows, by a grammar. 0: no reasoning. Unset: no bound of its own. With CHAT_OUTPUT_EVENTS
+   * only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options without a structural_tag.
+   */
+  maxTokens?: number | undefined;
 }
 
 /** UserTurn is the user's next turn. */
@@ -1191,6 +1212,7 @@ function createBaseChatStart(): ChatStart {
     toolChoice: undefined,
     parallelToolCalls: undefined,
     reasoning: undefined,
+    continueFinalMessage: false,
   };
 }
 
@@ -1224,6 +1246,9 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
     }
     if (message.reasoning !== undefined) {
       ReasoningOptions.encode(message.reasoning, writer.uint32(74).fork()).join();
+    }
+    if (message.continueFinalMessage !== false) {
+      writer.uint32(80).bool(message.continueFinalMessage);
     }
     return writer;
   },
@@ -1313,6 +1338,14 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
             message.reasoning = ReasoningOptions.decode(reader, reader.uint32());
             continue;
           }
+          case 10: {
+            if (tag !== 80) {
+              break;
+            }
+
+            message.continueFinalMessage = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1350,6 +1383,11 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
         ? globalThis.Boolean(object.parallel_tool_calls)
         : undefined,
       reasoning: isSet(object.reasoning) ? ReasoningOptions.fromJSON(object.reasoning) : undefined,
+      continueFinalMessage: isSet(object.continueFinalMessage)
+        ? globalThis.Boolean(object.continueFinalMessage)
+        : isSet(object.continue_final_message)
+        ? globalThis.Boolean(object.continue_final_message)
+        : false,
     };
   },
 
@@ -1382,6 +1420,9 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
     if (message.reasoning !== undefined) {
       obj.reasoning = ReasoningOptions.toJSON(message.reasoning);
     }
+    if (message.continueFinalMessage !== false) {
+      obj.continueFinalMessage = message.continueFinalMessage;
+    }
     return obj;
   },
 
@@ -1405,6 +1446,7 @@ export const ChatStart: MessageFns<ChatStart, "millstream.v1.ChatStart"> = {
     message.reasoning = (object.reasoning !== undefined && object.reasoning !== null)
       ? ReasoningOptions.fromPartial(object.reasoning)
       : undefined;
+    message.continueFinalMessage = object.continueFinalMessage ?? false;
     return message;
   },
 };
@@ -1497,7 +1539,7 @@ export const ToolChoice: MessageFns<ToolChoice, "millstream.v1.ToolChoice"> = {
 };
 
 function createBaseReasoningOptions(): ReasoningOptions {
-  return { enabled: undefined, effort: "" };
+  return { enabled: undefined, effort: "", maxTokens: undefined };
 }
 
 export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.ReasoningOptions"> = {
@@ -1509,6 +1551,9 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     }
     if (message.effort !== "") {
       writer.uint32(18).string(message.effort);
+    }
+    if (message.maxTokens !== undefined) {
+      writer.uint32(24).uint32(message.maxTokens);
     }
     return writer;
   },
@@ -1542,6 +1587,14 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
             message.effort = reader.string();
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.maxTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1558,6 +1611,11 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     return {
       enabled: isSet(object.enabled) ? globalThis.Boolean(object.enabled) : undefined,
       effort: isSet(object.effort) ? globalThis.String(object.effort) : "",
+      maxTokens: isSet(object.maxTokens)
+        ? globalThis.Number(object.maxTokens)
+        : isSet(object.max_tokens)
+        ? globalThis.Number(object.max_tokens)
+        : undefined,
     };
   },
 
@@ -1569,6 +1627,9 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     if (message.effort !== "") {
       obj.effort = message.effort;
     }
+    if (message.maxTokens !== undefined) {
+      obj.maxTokens = Math.round(message.maxTokens);
+    }
     return obj;
   },
 
@@ -1579,6 +1640,7 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     const message = createBaseReasoningOptions();
     message.enabled = object.enabled ?? undefined;
     message.effort = object.effort ?? "";
+    message.maxTokens = object.maxTokens ?? undefined;
     return message;
   },
 };

@@ -64,7 +64,7 @@ export interface SamplingParams {
     | undefined;
   /** Added to these tokens' logits; values in [-100, 100]. */
   logitBias: { [key: number]: number };
-  /** The output must match this grammar. */
+  /** The output must match this grammar; in a Chat with CHAT_OUTPUT_EVENTS, the answer's text (see there). */
   constraint?: Constraint | undefined;
 }
 
