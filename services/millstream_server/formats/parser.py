@@ -58,11 +58,13 @@ class Parser:
         tools: Tools,
         *,
         prompt: str = "",
+        begun: str = "",
         hidden: Mapping[int, str] = _NO_TEXTS,
         new_id: Callable[[str, int], str] | None = None,
     ) -> None:
         """Read an answer to ``prompt``, which may have begun the reasoning.
 
+        ``begun``: what the answer goes on in; it is read, and nothing of it is given out.
         ``hidden``: texts of the tokens of markers that the text doesn't show (`Format.hidden`).
         ``new_id`` makes the ids of calls whose model writes none; None: as the format has them.
         """
@@ -83,17 +85,30 @@ class Parser:
         self._reader: Reader | None = None
         self._events: list[Event] = []
         self._held = ""
+        self._known = 0
+        """So much of what is held back belongs to ``begun``."""
         self._base = 0
         """The place of the text in hand in the whole answer, in characters."""
         self._fed = 0
         self._pending: list[tuple[int, int]] = []
         """Tokens that belong to no `Kind` yet: where their text begins, and how many."""
         self._over = False
-        opened = form.opened_by(prompt)
-        self._fed = len(opened)
-        self._run(opened, last=False)
+        known = begun or form.opened_by(prompt)
+        self._fed = len(known)
+        self._run(known, last=False)
+        self._known = len(self._held)
 
     # ---- from the answer's owner
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what follows is reasoning, if no marker comes."""
+        return self._kind is Kind.REASONING
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has come, or the beginning of one."""
+        return bool(self.calls) or self._reader is not None
 
     def feed(self, text: str, ids: Sequence[int] = ()) -> list[Event]:
         """Take more of the answer; return what it brings.
@@ -218,6 +233,7 @@ class Parser:
 
     def _follow(self, route: Route, marker: str, start: int, end: int) -> None:
         """Do what a marker says, which stands from ``start`` to ``end``."""
+        self._known = 0
         opens = route is Route.REASON or route is Route.CALL
         self._settle(self._base + (start if opens or self._kind is Kind.TEXT else end))
         if route is Route.CALL:
@@ -263,6 +279,9 @@ class Parser:
     # ---- what is read
 
     def _give(self, text: str) -> None:
+        if self._known:
+            known, self._known = self._known, max(0, self._known - len(text))
+            text = text[known:]
         if text:
             self._events.append(Text(text) if self._kind is Kind.TEXT else Reasoning(text))
 

@@ -24,6 +24,11 @@ def regex(pattern: str) -> Part:
     return {"type": "regex", "pattern": pattern}
 
 
+def ebnf(grammar: str) -> Part:
+    """Match a grammar in extended Backus-Naur form, whole."""
+    return {"type": "grammar", "grammar": grammar}
+
+
 def text(without: Iterable[str], most: int | None = None, tokens: int | None = None) -> Part:
     """Match any text without some others; at most so many characters, or tokens, of it."""
     part: Part = {"type": "any_text", "excludes": list(dict.fromkeys(without))}

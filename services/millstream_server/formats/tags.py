@@ -63,6 +63,8 @@ class Thinking(enum.Enum):
     """Before reasoning, which the model may leave out."""
     BEGUN = enum.auto()
     """Inside of reasoning: the prompt has opened it."""
+    PAST = enum.auto()
+    """Inside of its text: the prompt has begun it."""
 
     @classmethod
     def behind(cls, form: Format, prompt: str) -> Thinking:
@@ -144,7 +146,7 @@ class _Answer:
     def reasoning(self) -> Part:
         """What stands before text and calls."""
         thinking, spans = self._wanted.thinking, self._form.reasoning
-        if thinking is Thinking.NONE or not spans:
+        if thinking in (Thinking.NONE, Thinking.PAST) or not spans:
             return NOTHING
         span = spans[0]
         begun = thinking is Thinking.BEGUN
@@ -164,8 +166,12 @@ class _Answer:
         if written.answer_first:
             behind = NOTHING if calls is None else calls if self._must else optional(calls)
             return sequence(self._text(), behind, const(written.after))
-        if calls is None:
+        begun = written.apart and self._wanted.thinking is Thinking.PAST
+        if calls is None or (begun and not self._must):
             return self._text()
+        if begun:
+            sentence = f"in the format {self._form.name} no call can follow text that has begun"
+            raise UnconstrainableError(sentence)
         if self._must:
             return calls
         if self._wanted.answer is not None or written.apart:
@@ -177,8 +183,9 @@ class _Answer:
     def _text(self) -> Part:
         written, answer = self._written, self._wanted.answer
         inside = self._plain() if answer is None else answer
-        opened = written.answer_first and self._wanted.thinking is Thinking.NONE
-        begin = "" if opened else written.answer_open
+        thinking = self._wanted.thinking
+        opened = written.answer_first and thinking is Thinking.NONE
+        begin = "" if opened or thinking is Thinking.PAST else written.answer_open
         if written.answer_close and answer is None:
             return tag(begin, inside, written.answer_close)
         return sequence(const(begin), inside, const(written.answer_close))

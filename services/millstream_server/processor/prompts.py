@@ -162,7 +162,9 @@ def rendered(
     violations = check_messages(messages, tools, paths)
     if violations:
         raise InvalidRequestError.of_all(violations)
-    return text.chat_template.render(messages, tools, field=paths.messages, variables=variables)
+    return text.chat_template.render(
+        messages, tools, continues=paths.continues, field=paths.messages, variables=variables
+    )
 
 
 def _check_ids(ids: Sequence[int], vocab_size: int) -> None:

@@ -12,6 +12,7 @@ from millstream_server.processor.text.messages import (
     MAX_VIOLATIONS,
     ChatMessage,
     ChatRole,
+    ConversationPaths,
     Tool,
     ToolCall,
     check_messages,
@@ -44,6 +45,22 @@ def fields(messages: list[ChatMessage], tools: list[Tool] | None = None) -> list
 )
 def test_conversations_that_make_sense_pass(messages: list[ChatMessage]) -> None:
     assert fields(messages, [WEATHER, Tool("now", "", "")]) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (ChatMessage(ChatRole.ASSISTANT, "Let me s"), []),
+        (USER, ["continues"]),
+        (ASKED, ["messages[1].tool_calls"]),
+    ],
+)
+def test_only_a_message_of_the_models_without_calls_can_be_continued(
+    last: ChatMessage, expected: list[str]
+) -> None:
+    paths = ConversationPaths(continues="continues")
+    found = check_messages([USER, last], (), paths)
+    assert [violation.field for violation in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,46 @@ def test_renders_a_conversation() -> None:
     assert template(CHATML).render([HELLO], add_generation_prompt=False).endswith("<|im_end|>\n")
 
 
+THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content and (m.content or loop.last) %}"
+    "<think>{{ m.reasoning_content | trim }}</think>{% endif %}{{ m.content | trim }}"
+    "</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "prompt"),
+    [
+        ("Let me s", "", "Let me s"),
+        (" So, ", "", "So, "),
+        ("Let me s", "hm", "<think>hm</think>Let me s"),
+        ("", "hm", "<think>hm"),
+        ("", "", ""),
+    ],
+)
+def test_a_prompt_that_is_continued_ends_inside_of_the_last_message(
+    text: str, reasoning: str, prompt: str
+) -> None:
+    said = ChatMessage(ChatRole.ASSISTANT, text, reasoning=reasoning)
+    rendered = template(THINKING).render([HELLO, said], continues="x")
+    assert rendered == f"<user>Hello</user><assistant>{prompt}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        "{{ messages[0].content }}",
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.content | reverse }}{% endfor %}",
+    ],
+)
+def test_a_template_that_shows_another_text_can_not_be_continued(source: str) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="the last message as it is") as caught:
+        template(source).render([HELLO, ChatMessage(ChatRole.ASSISTANT, "So")], continues="x")
+    assert [violation.field for violation in caught.value.violations] == ["x"]
+
+
 def test_tool_calls_and_tools_reach_the_template_as_objects() -> None:
     call = ToolCall("call-1", "weather", '{"city": "Zürich"}')
     messages = [

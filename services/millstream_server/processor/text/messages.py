@@ -93,6 +93,15 @@ class ChatMessage:
     def media(self) -> tuple[MediaPart, ...]:
         return tuple(part for part in self.parts if not isinstance(part, str))
 
+    def continued(self, answer: ChatMessage) -> ChatMessage:
+        """Return this message, in which ``answer`` goes on, as one."""
+        return dataclasses.replace(
+            answer,
+            text=self.text + answer.text,
+            reasoning=self.reasoning + answer.reasoning,
+            own=True,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
@@ -101,6 +110,8 @@ class Tool:
     name: str
     description: str
     parameters_json_schema: str
+    strict: bool = False
+    """The arguments of its calls fit the schema."""
 
 
 # ---- checks; each violation has its field's path -------------------------------------------------
@@ -114,6 +125,8 @@ class ConversationPaths:
 
     messages: str = "messages"
     tools: str = "tools"
+    continues: str = ""
+    """Path of what asks to go on in the last message, which is ASSISTANT's then; empty: nothing."""
 
 
 DEFAULT_PATHS = ConversationPaths()
@@ -127,8 +140,8 @@ def check_messages(
     """Return the violations, at most `MAX_VIOLATIONS`.
 
     The template decides which roles may follow each other: models differ. Two rules are ours. The
-    last message is not ASSISTANT's: templates would close it and open an empty turn; Complete
-    continues a text. And a TOOL message refers to an earlier call.
+    last message is not ASSISTANT's, unless it is to be continued: templates would close it and open
+    an empty turn. And a TOOL message refers to an earlier call.
 
     Takes milliseconds for large schemas on first use: don't call it on the event loop then.
     """
@@ -154,11 +167,21 @@ def _check_conversation(
         if not message.own:
             yield from _check_message(path, message, calls_so_far)
         calls_so_far.update(call.id for call in message.tool_calls)
-    if messages[-1].role is ChatRole.ASSISTANT:
-        yield FieldViolation(
-            f"{messages[-1].field or f'{paths.messages}[{len(messages) - 1}]'}.role",
-            "the last message must not be ASSISTANT's; use Complete to go on with a text",
-        )
+    yield from _check_last(messages[-1], f"{paths.messages}[{len(messages) - 1}]", paths)
+
+
+def _check_last(
+    message: ChatMessage, at: str, paths: ConversationPaths
+) -> Iterator[FieldViolation]:
+    is_models, path = message.role is ChatRole.ASSISTANT, message.field or at
+    if is_models and not paths.continues:
+        sentence = "the last message must not be ASSISTANT's, unless continue_final_message is set"
+        yield FieldViolation(f"{path}.role", sentence)
+    if paths.continues and not is_models:
+        yield FieldViolation(paths.continues, "the last message must be ASSISTANT's")
+    if paths.continues and message.tool_calls:
+        sentence = "a message with tool calls can't be continued; send their results"
+        yield FieldViolation(f"{path}.tool_calls", sentence)
 
 
 def _is_plain(message: ChatMessage) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -23,6 +25,7 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200
 _PIECES_AT_ONCE = 32
+_MARK_BYTES = 12
 _PAIR = ("query", "document")
 """Roles of a reranker's messages."""
 NO_VARIABLES: Mapping[str, Any] = {}
@@ -85,12 +88,15 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool = True,
+        continues: str = "",
         field: str = "messages",
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """Render messages and tools that have passed `check_messages`; errors name ``field``.
 
-        ``variables`` are further ones that the template knows.
+        ``continues``: the path of what asks that the prompt ends inside of the last message, behind
+        its text or, without a text, its reasoning. ``variables`` are further ones that the template
+        knows.
 
         The prompt has the model's special tokens already: encode it without adding any.
 
@@ -103,6 +109,10 @@ class ChatTemplate:
         if template is None:
             sentence = "this model has no chat template; use Complete with a prompt"
             raise UnsupportedFeatureError.of(field, sentence)
+        if continues:
+            mark = f"END{os.urandom(_MARK_BYTES).hex()}"
+            *before, last = messages
+            messages = [*before, _marked(last, mark)]
         shaped = [
             message_for_template(
                 message,
@@ -117,9 +127,10 @@ class ChatTemplate:
             "messages": shaped,
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continues,
         }
-        return self._rendered(template, variables, field)
+        prompt = self._rendered(template, variables, field)
+        return _before_mark(prompt, mark, last, continues) if continues else prompt
 
     def render_pair(self, query: str, document: str, instruction: str, field: str) -> str:
         """Render what `takes_pairs` is about; an empty instruction: the template's own.
@@ -175,6 +186,27 @@ def _reasoning_key(source: str) -> str:
     """Return under which name a template looks for an earlier answer's reasoning."""
     found = next((name for name in _REASONING_KEYS if name in source), _REASONING_KEYS[0])
     return found.removeprefix(".")
+
+
+def _marked(message: ChatMessage, mark: str) -> ChatMessage:
+    """Return a message whose end is found in a prompt, though templates trim texts."""
+    if message.text or not message.reasoning:
+        return replace(message, text=message.text + mark)
+    return replace(message, reasoning=message.reasoning + mark)
+
+
+def _before_mark(prompt: str, mark: str, message: ChatMessage, field: str) -> str:
+    """Return a prompt up to the end of its last message.
+
+    Raises:
+        UnsupportedFeatureError: the template shows another text than the message's.
+    """
+    before, _, behind = prompt.partition(mark)
+    said = (message.text or message.reasoning).strip()
+    if before == prompt or mark in behind or not before.rstrip().endswith(said):
+        sentence = "this model's chat template doesn't show the last message as it is"
+        raise UnsupportedFeatureError.of(field, sentence)
+    return before
 
 
 def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
