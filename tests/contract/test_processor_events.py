@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
 
-from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2, sampling_pb2
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import alphabet_model
 from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
@@ -24,6 +26,7 @@ from tests.support.processor.chats import (
     options,
     start,
     tool_results,
+    user_turn,
 )
 from tests.support.processor.saying import saying
 from tests.support.wire.failures import refusal
@@ -180,6 +183,78 @@ async def test_the_client_may_switch_tools_and_reasoning_off(model: TextModel) -
     assert prompts == ["user:hi|assistant:(so)|user:go|no <think>"]
 
 
+async def test_a_continued_message_and_its_answer_are_one_in_the_conversation(
+    model: TextModel,
+) -> None:
+    said = message("Let me s", chat_pb2.CHAT_ROLE_ASSISTANT, reasoning="hm")
+    async with serving(model) as front:
+        with saying(model, f"ee.\n{CALL}", "Cold.") as prompts:
+            conversation = Conversation(front.stub)
+            await conversation.say(
+                start(
+                    messages=[message("hi"), said],
+                    tools=TOOLS,
+                    output=EVENTS,
+                    continue_final_message=True,
+                )
+            )
+            answer = await conversation.answer(1)
+            (call,) = answer.choices[0].tool_calls
+            await conversation.say(tool_results(_result(call.id, "-3")))
+            await conversation.answer(2)
+            await conversation.end()
+    assert pieces(answer) == [("text", "ee."), (call.id, "f", '{"s": "Oslo"}')]
+    assert answer.usage.reasoning_tokens == 0
+    assert prompts[0] == "f;g;user:hi|assistant:(hm)Let me s"
+    spoken = f'(hm)Let me see.[{call.id} f {{"s": "Oslo"}}]'
+    assert prompts[1] == f"f;g;user:hi|assistant:{spoken}|tool:-3|<think>"
+
+
+async def test_reasoning_and_plain_text_are_continued_too(model: TextModel) -> None:
+    reasoned = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_ASSISTANT, reasoning="h")
+    texts = [message("hi"), message("Let me s", chat_pb2.CHAT_ROLE_ASSISTANT)]
+    async with serving(model) as front:
+        with saying(model, "m</think>Hi", "ee.", "Bye.") as prompts:
+            answer = await chat(
+                front.stub,
+                messages=[message("hi"), reasoned],
+                output=EVENTS,
+                continue_final_message=True,
+            )
+            conversation = Conversation(front.stub)
+            await conversation.say(start(messages=texts, continue_final_message=True))
+            plain = await conversation.answer(1)
+            await conversation.say(user_turn("bye"))
+            await conversation.answer(2)
+            await conversation.end()
+    assert pieces(answer) == [("reasoning", "m"), ("text", "Hi")]
+    assert plain.text == "ee."
+    assert prompts == [
+        "user:hi|assistant:(h",
+        "user:hi|assistant:Let me s",
+        "user:hi|assistant:Let me see.|user:bye|<think>",
+    ]
+
+
+async def test_a_strict_tools_grammar_reaches_the_workers_in_every_turn(model: TextModel) -> None:
+    constraints: list[Constraint | None] = []
+    able = mock.patch("millstream_server.engines.simulated.engine._ABILITIES", frozenset(Ability))
+    with able:
+        async with serving(model) as front:
+            with saying(model, SPOKEN, "Cold.", constraints=constraints):
+                conversation = Conversation(front.stub)
+                await conversation.say(start("hi", tools=[TOOLS[0], STRICT], output=EVENTS))
+                first = await conversation.answer(1)
+                results = [_result(call.id, "!") for call in first.choices[0].tool_calls]
+                await conversation.say(tool_results(*results))
+                await conversation.answer(2)
+                await conversation.end()
+    one, two = constraints
+    assert one is not None
+    assert one.kind is ConstraintKind.STRUCTURAL_TAG
+    assert one == two
+
+
 def _choice(mode: str, name: str = "") -> dict[str, Any]:
     value = processor_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{mode}")
     choice = processor_pb2.ToolChoice(mode=value, name=name)
@@ -191,6 +266,16 @@ CUT = chat_pb2.ChatMessage(
     role=chat_pb2.CHAT_ROLE_ASSISTANT,
     tool_calls=[chat_pb2.ToolCall(id="a", name="f", arguments_json="{", incomplete=True)],
 )
+STRICT = chat_pb2.ChatTool(name="g", strict=True)
+SCHEMA = "start.tools[0].parameters_json_schema"
+BUDGET = processor_pb2.ReasoningOptions(max_tokens=9)
+REASONED = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_ASSISTANT, reasoning="hm")
+
+
+def _with(schema: str) -> chat_pb2.ChatTool:
+    return chat_pb2.ChatTool(name="f", parameters_json_schema=schema)
+
+
 REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
     ({"output": 9}, "start.output", UNSUPPORTED),
     (_choice("REQUIRED"), "start.tool_choice.mode", UNSUPPORTED),
@@ -217,6 +302,41 @@ REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
         INVALID,
     ),
     ({"tools": [TOOLS[0], TOOLS[0]], "output": EVENTS}, "start.tools[1].name", INVALID),
+    ({"tools": [TOOLS[0], STRICT]}, "start.tools[1].strict", INVALID),
+    ({"tools": [TOOLS[0], STRICT], "output": EVENTS}, "start.tools[1].strict", UNSUPPORTED),
+    ({"tools": [_with("{")], "output": EVENTS}, SCHEMA, INVALID),
+    ({"tools": [_with('{"a": ' * 40 + "{}" + "}" * 40)], "output": EVENTS}, SCHEMA, INVALID),
+    ({"tools": [_with(f'{{"a": "{"b" * 70_000}"}}')], "output": EVENTS}, SCHEMA, INVALID),
+    (
+        {"tools": [_with(f'{{"a": [{"{}," * 5000}{{}}]}}')], "output": EVENTS},
+        "start.tools",
+        INVALID,
+    ),
+    ({"reasoning": BUDGET}, "start.reasoning.max_tokens", INVALID),
+    ({"reasoning": BUDGET, "output": EVENTS}, "start.reasoning.max_tokens", UNSUPPORTED),
+    (
+        {
+            "reasoning": processor_pb2.ReasoningOptions(max_tokens=2**31),
+            "output": EVENTS,
+        },
+        "start.reasoning.max_tokens",
+        INVALID,
+    ),
+    (
+        {
+            "opts": options(constraint=sampling_pb2.Constraint(json_schema="{}")),
+            "output": EVENTS,
+        },
+        "start.options.sampling.constraint",
+        UNSUPPORTED,
+    ),
+    ({"continue_final_message": True}, "start.continue_final_message", INVALID),
+    (
+        {"messages": [message("hi"), REASONED], "continue_final_message": True},
+        "start.continue_final_message",
+        INVALID,
+    ),
+    ({"messages": [message("hi"), REASONED]}, "start.messages[1].role", INVALID),
 ]
 
 

@@ -127,7 +127,7 @@ def _violations(
     if sampling.stop_token_ids or sampling.logit_bias:
         found += itertools.islice(_named_tokens(sampling, info.vocab_size, at), MAX_VIOLATIONS)
     if sampling.constraint:
-        found += _constraint(sampling.constraint, at)
+        found += check_constraint(sampling.constraint, at)
     if request.logprobs:
         found += _logprobs(request.logprobs, at)
     if request.ticket is not None or role.hands_off:
@@ -214,15 +214,16 @@ def _named_tokens(sampling: Sampling, vocab_size: int, at: str) -> Iterator[Fiel
             yield FieldViolation(field, f"the bias of token {token} must be between -100 and 100")
 
 
-def _constraint(constraint: Constraint, at: str) -> Iterator[FieldViolation]:
-    field = f"{at}sampling.constraint"
+def check_constraint(constraint: Constraint, at: str) -> Sequence[FieldViolation]:
+    """Return what is wrong with a grammar; ``at`` is the path of its options, with its dot."""
     size = len(constraint.source.encode())
     if size == 0:
-        yield FieldViolation(field, "must not be empty")
+        problem: str | None = "must not be empty"
     elif size > (most := max_bytes(constraint.kind)):
-        yield FieldViolation(field, f"{size} bytes are more than {most}")
-    elif problem := shape_problem(constraint):
-        yield FieldViolation(field, problem)
+        problem = f"{size} bytes are more than {most}"
+    else:
+        problem = shape_problem(constraint)
+    return [FieldViolation(f"{at}sampling.constraint", problem)] if problem else ()
 
 
 def _logprobs(options: LogprobOptions, at: str) -> Iterator[FieldViolation]:

@@ -2,61 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
+from millstream_server.formats.format import Format
 from millstream_server.formats.parser import Call, Parser
 from millstream_server.formats.schema import Tools
-from millstream_server.formats.tags import (
-    Calls,
-    Thinking,
-    UnconstrainableError,
-    Wanted,
-    structural_tag,
-)
-from millstream_server.formats.tags import Tool as TaggedTool
-from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.formats.tags import Thinking
+from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
-from millstream_server.processor.text.template import NO_VARIABLES, ChatTemplate
-from millstream_server.runtime.errors import UnsupportedFeatureError
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
 
 _MAX_CALL_CHARS = 1 << 20
 _PROMPT_END = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
-    """What a client asked for the answers of a conversation; checked as far as it can be alone."""
-
-    events: bool = False
-    """Reasoning, text and calls are told apart."""
-    with_tools: bool = True
-    """The model is told of the tools."""
-    one_call: bool = False
-    """An answer ends behind its first call."""
-    must_call: bool = False
-    """An answer to the user consists of calls."""
-    only: str = ""
-    """The one tool that may be called; empty: any."""
-    variables: Mapping[str, Sequence[tuple[str, Any]]]
-    """By the field that asks for it: what templates call it, and its value; each knows one."""
-
-    def variables_for(self, template: ChatTemplate) -> Mapping[str, Any]:
-        """Return what the model's template is given.
-
-        Raises:
-            UnsupportedFeatureError: it has no such variable.
-        """
-        if not self.variables:
-            return NO_VARIABLES
-        return dict(template.variable(names, field) for field, names in self.variables.items())
-
-
-DEFAULT_ANSWERS = AnswerOptions(variables={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,53 +27,57 @@ class Reading:
     tools: Tools
     prompt_end: str
     one_call: bool
+    begun: str = ""
+    """What the answers go on in."""
 
-
-def readable(how: AnswerFormat | None) -> AnswerFormat:
-    """Return the format of a model.
-
-    Raises:
-        UnsupportedFeatureError: it isn't known how the model writes.
-    """
-    if how is None:
-        raise UnsupportedFeatureError.of(
-            "start.output",
-            "it isn't known how this model writes reasoning and tool calls; the server's --formats "
-            "can name it",
+    def parser(self, hidden: Mapping[int, str]) -> Parser:
+        """Begin to read an answer; ``hidden``: see `Parser`."""
+        return Parser(
+            self.how.form, self.tools, prompt=self.prompt_end, begun=self.begun, hidden=hidden
         )
-    return how
+
+    @property
+    def begins(self) -> Thinking:
+        """Where the answers begin."""
+        if not self.begun:
+            return Thinking.behind(self.how.form, self.prompt_end)
+        return Thinking.BEGUN if self.parser({}).in_reasoning else Thinking.PAST
 
 
-def reading_of(how: AnswerFormat, tools: Sequence[Tool], prompt: str, *, one_call: bool) -> Reading:
-    """Make the reading of the answers to ``prompt``."""
-    schemas = {tool.name: tool.parameters_json_schema for tool in tools}
-    return Reading(
-        how=how, tools=Tools(schemas), prompt_end=prompt[-_PROMPT_END:], one_call=one_call
-    )
-
-
-def required_calls(
-    how: AnswerFormat, answers: AnswerOptions, tools: Sequence[Tool], prompt: str
-) -> Constraint:
-    """Make the grammar of an answer to ``prompt`` that has to call a tool.
+def reading_of(
+    how: AnswerFormat,
+    tools: Sequence[Tool],
+    prompt: str,
+    *,
+    one_call: bool,
+    continued: ChatMessage | None = None,
+) -> Reading:
+    """Make the reading of the answers to ``prompt``, or of those that go on in a message.
 
     Raises:
-        UnsupportedFeatureError: the model's format, or a grammar, can't keep that.
+        ServingError: that message can't be continued.
     """
-    wanted = Wanted(
-        tools=tuple(
-            TaggedTool(tool.name, json.loads(tool.parameters_json_schema or "{}")) for tool in tools
-        ),
-        calls=Calls.REQUIRED,
-        only=answers.only,
-        parallel=not answers.one_call,
-        thinking=Thinking.behind(how.form, prompt),
+    schemas = {tool.name: tool.parameters_json_schema for tool in tools}
+    reading = Reading(
+        how=how,
+        tools=Tools(schemas),
+        prompt_end=prompt[-_PROMPT_END:],
+        one_call=one_call,
+        begun=_begun(how.form, continued) if continued else "",
     )
-    try:
-        tag = structural_tag(how.form, wanted)
-    except UnconstrainableError as error:
-        raise UnsupportedFeatureError.of("start.tool_choice.mode", str(error)) from error
-    return Constraint(ConstraintKind.STRUCTURAL_TAG, tag or "")
+    if reading.begun and reading.parser({}).has_calls:
+        sentence = "the last message has a tool call in its text, which can't be continued"
+        raise InvalidRequestError.of(CONTINUE, sentence)
+    return reading
+
+
+def _begun(form: Format, message: ChatMessage) -> str:
+    if message.text or not message.reasoning:
+        return message.text
+    if not form.reasoning:
+        sentence = f"the model's format, {form.name}, has no reasoning to be continued"
+        raise UnsupportedFeatureError.of(CONTINUE, sentence)
+    return form.reasoning[0].open + message.reasoning
 
 
 class Answer:
@@ -123,11 +87,8 @@ class Answer:
 
     def __init__(self, reading: Reading, *, shows_special: bool) -> None:
         """Begin; ``shows_special``: the text has all special tokens."""
-        how = reading.how
-        self._hidden: Mapping[int, str] = {} if shows_special else how.hidden
-        self._parser = Parser(
-            how.form, reading.tools, prompt=reading.prompt_end, hidden=self._hidden
-        )
+        self._hidden: Mapping[int, str] = {} if shows_special else reading.how.hidden
+        self._parser = reading.parser(self._hidden)
         self._one_call = reading.one_call
         self._events: list[Event] = []
         self._texts: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from millstream_server.generation.request import LogprobOptions
-from millstream_server.processor.answer import DEFAULT_ANSWERS, AnswerOptions
+from millstream_server.processor.answer_options import DEFAULT_ANSWERS, AnswerOptions
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.text.messages import ChatMessage, MediaPart, Tool
 from millstream_server.runtime.drain import OpenWork
@@ -76,6 +76,8 @@ class UserTurn:
     """New options from this turn on; None: the old ones stay."""
     field: str
     """Path of the turn's field in the message: ``start.messages``, ``user_turn.content``."""
+    has_results: bool = False
+    """It has the results of tool calls."""
 
 
 class DrainNotice:
@@ -145,6 +147,11 @@ class Conversation:
     def told_tools(self) -> Sequence[Tool]:
         """The tools that the model is told of."""
         return self.tools if self.answers.with_tools else ()
+
+    @property
+    def continued(self) -> ChatMessage | None:
+        """The message that this turn's answer goes on in; None: it is one of its own."""
+        return self.messages[-1] if self.answers.continues and self.number == 1 else None
 
     @property
     def uploads(self) -> Uploads:
@@ -291,6 +298,8 @@ class Conversation:
         self._current = None
         self._cancelled.discard(self.number)
         self.workers = workers or self.workers
+        if self.continued is not None:
+            answer = self.messages.pop().continued(answer)
         self.messages.append(answer)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,8 +22,8 @@ from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.embedding.wire import embedding_model_to_proto
 from millstream_server.generation import wire as from_worker
 from millstream_server.media.items import Modality
-from millstream_server.processor.answer import DEFAULT_ANSWERS, AnswerOptions
 from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
+from millstream_server.processor.convert_answers import answers_from_proto
 from millstream_server.processor.models import ModelStatus
 from millstream_server.processor.text.messages import (
     ChatMessage,
@@ -57,28 +56,6 @@ _IN_SLOTS = (
     embedding_pb2.EmbedRequest,
 )
 
-_OUTPUTS = frozenset(
-    (
-        processor_pb2.CHAT_OUTPUT_UNSPECIFIED,
-        processor_pb2.CHAT_OUTPUT_TEXT,
-        processor_pb2.CHAT_OUTPUT_EVENTS,
-    )
-)
-_TOOL_CHOICES = frozenset(
-    (
-        processor_pb2.TOOL_CHOICE_MODE_UNSPECIFIED,
-        processor_pb2.TOOL_CHOICE_MODE_AUTO,
-        processor_pb2.TOOL_CHOICE_MODE_NONE,
-        processor_pb2.TOOL_CHOICE_MODE_REQUIRED,
-        processor_pb2.TOOL_CHOICE_MODE_NAMED,
-    )
-)
-_MUST_CALL = (
-    processor_pb2.TOOL_CHOICE_MODE_REQUIRED,
-    processor_pb2.TOOL_CHOICE_MODE_NAMED,
-)
-_EFFORT = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
 MAX_MESSAGES = 4096
 MAX_PARTS = 16_384
 """Of all messages together: a part may be two bytes on the wire and takes far more memory."""
@@ -101,75 +78,6 @@ def begin(conversation: Conversation, start: processor_pb2.ChatStart) -> None:
     messages = messages_from_proto(start.messages, "start.messages", conversation)
     options = options_from_proto(start.options, "start.options.")
     conversation.add(UserTurn(tuple(messages), options, "start.messages"))
-
-
-def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
-    """Convert what a client asks of the answers.
-
-    Raises:
-        InvalidRequestError: it is contradictory, or (`UnsupportedFeatureError`) not served here.
-    """
-    if not (
-        start.output
-        or start.HasField("tool_choice")
-        or start.HasField("parallel_tool_calls")
-        or start.HasField("reasoning")
-    ):
-        return DEFAULT_ANSWERS  # as most are
-    if start.output not in _OUTPUTS:
-        raise UnsupportedFeatureError.of("start.output", "is not one that this server has")
-    events = start.output == processor_pb2.CHAT_OUTPUT_EVENTS
-    mode = start.tool_choice.mode
-    one_call = start.HasField("parallel_tool_calls") and not start.parallel_tool_calls
-    if not events:
-        for field, given in (
-            ("tool_choice", start.HasField("tool_choice")),
-            ("parallel_tool_calls", start.HasField("parallel_tool_calls")),
-        ):
-            if given:
-                sentence = "needs output CHAT_OUTPUT_EVENTS"
-                raise InvalidRequestError.of(f"start.{field}", sentence)
-    _check_tool_choice(start)
-    return AnswerOptions(
-        events=events,
-        with_tools=mode != processor_pb2.TOOL_CHOICE_MODE_NONE,
-        one_call=one_call,
-        must_call=mode in _MUST_CALL,
-        only=start.tool_choice.name,
-        variables=_reasoning_variables(start.reasoning),
-    )
-
-
-def _check_tool_choice(start: processor_pb2.ChatStart) -> None:
-    choice = start.tool_choice
-    named = choice.mode == processor_pb2.TOOL_CHOICE_MODE_NAMED
-    if (choice.name != "") is not named:
-        sentence = "is needed with TOOL_CHOICE_MODE_NAMED, and refused without"
-        raise InvalidRequestError.of("start.tool_choice.name", sentence)
-    if named and choice.name not in [tool.name for tool in start.tools]:
-        raise InvalidRequestError.of("start.tool_choice.name", "is none of start.tools")
-    if choice.mode not in _TOOL_CHOICES:
-        sentence = "is not one that this server has"
-        raise UnsupportedFeatureError.of("start.tool_choice.mode", sentence)
-    if choice.mode in _MUST_CALL and not start.tools:
-        sentence = "asks for a call, and there is none of start.tools"
-        raise InvalidRequestError.of("start.tool_choice.mode", sentence)
-
-
-def _reasoning_variables(
-    asked: processor_pb2.ReasoningOptions,
-) -> Mapping[str, Sequence[tuple[str, Any]]]:
-    """Return what templates call it; each knows at most one of the names."""
-    found: dict[str, Sequence[tuple[str, Any]]] = {}
-    if asked.HasField("enabled"):
-        on = asked.enabled
-        found["start.reasoning.enabled"] = [("enable_thinking", on), ("thinking", on)]
-    if asked.effort:
-        if not _EFFORT.fullmatch(asked.effort):
-            sentence = "must be letters, digits, _ and -, at most 64"
-            raise InvalidRequestError.of("start.reasoning.effort", sentence)
-        found["start.reasoning.effort"] = [("reasoning_effort", asked.effort)]
-    return found
 
 
 def take_request(conversation: Conversation, request: processor_pb2.ChatRequest) -> None:
@@ -243,7 +151,7 @@ def _tool_results(message: processor_pb2.ToolResults, conversation: Conversation
     for result in messages:
         if result.role is not ChatRole.TOOL:
             raise InvalidRequestError.of(f"{result.field}.role", "must be CHAT_ROLE_TOOL")
-    return UserTurn(tuple(messages), None, field)
+    return UserTurn(tuple(messages), None, field, has_results=True)
 
 
 def messages_from_proto(
@@ -341,7 +249,10 @@ def tools_from_proto(tools: Sequence[chat_pb2.ChatTool], field: str) -> list[Too
     """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError.of(field, f"at most {MAX_TOOLS} tools")
-    return [Tool(tool.name, tool.description, tool.parameters_json_schema) for tool in tools]
+    return [
+        Tool(tool.name, tool.description, tool.parameters_json_schema, tool.strict)
+        for tool in tools
+    ]
 
 
 def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> Options:

@@ -20,8 +20,10 @@ class ReadChoice(Choice):
 
     __slots__ = ("_answer",)
 
-    def __init__(self, turn: Turn, index: int, reading: Reading) -> None:
-        super().__init__(turn, index)
+    def __init__(
+        self, turn: Turn, index: int, reading: Reading, *, continuation: bool = False
+    ) -> None:
+        super().__init__(turn, index, continuation=continuation)
         self._answer = Answer(reading, shows_special=turn.options.include_special_tokens)
 
     @property

@@ -55,9 +55,9 @@ def turn_paths(messages: str, options: str) -> FieldPaths:
 
 
 @functools.cache  # likewise
-def conversation_paths(messages: str) -> ConversationPaths:
+def conversation_paths(messages: str, continues: str = "") -> ConversationPaths:
     """Return the paths of a conversation whose last turn came in the field ``messages``."""
-    return ConversationPaths(messages, "start.tools")
+    return ConversationPaths(messages, "start.tools", continues)
 
 
 @functools.cache  # likewise

@@ -106,7 +106,9 @@ class Turn:
         self._plan: Plan | None = None
         self._closed = False
         self.choices = [
-            ReadChoice(self, i, reading) if reading else Choice(self, i, continuation=continuation)
+            ReadChoice(self, i, reading, continuation=continuation)
+            if reading
+            else Choice(self, i, continuation=continuation)
             for i in range(options.n)
         ]
         output.begin(self, call)

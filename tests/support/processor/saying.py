@@ -10,6 +10,7 @@ from unittest import mock
 
 from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.sampling import Constraint
 from millstream_server.generation.worker.core import GenerationWorker
 from millstream_server.processor.text.tokenizer import TextModel
 
@@ -36,10 +37,13 @@ class _Saying:
 
 
 @contextlib.contextmanager
-def saying(model: TextModel, *answers: str) -> Iterator[list[str]]:
+def saying(
+    model: TextModel, *answers: str, constraints: list[Constraint | None] | None = None
+) -> Iterator[list[str]]:
     """Let the workers give these answers, one per request; keep the prompts' texts.
 
-    An answer ends with the model's EOS token, unless the request's max_new_tokens cut it.
+    An answer ends with the model's EOS token, unless the request's max_new_tokens cut it. The
+    requests' constraints are added to ``constraints``.
     """
     prompts: list[str] = []
     left = list(answers)
@@ -48,6 +52,8 @@ def saying(model: TextModel, *answers: str) -> Iterator[list[str]]:
 
     def say(self: GenerationWorker, start: GenerationRequest, sink: OutputSink) -> str:
         prompts.append(model.decode(start.token_ids, skip_special_tokens=False))
+        if constraints is not None:
+            constraints.append(start.sampling.constraint)
         ids = [*model.encode(left.pop(0), add_special_tokens=False), eos]
         most = min(start.sampling.max_new_tokens, len(ids))
         asked = replace(

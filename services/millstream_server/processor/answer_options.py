@@ -1,0 +1,62 @@
+"""What a client asks of the answers of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream_server.formats.choosing import AnswerFormat
+from millstream_server.processor.text.template import NO_VARIABLES, ChatTemplate
+from millstream_server.runtime.errors import UnsupportedFeatureError
+from millstream_server.runtime.frozen import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """What a client asked for the answers of a conversation; checked as far as it can be alone."""
+
+    events: bool = False
+    """Reasoning, text and calls are told apart."""
+    with_tools: bool = True
+    """The model is told of the tools."""
+    one_call: bool = False
+    """An answer ends behind its first call."""
+    must_call: bool = False
+    """An answer to the user consists of calls."""
+    only: str = ""
+    """The one tool that may be called; empty: any."""
+    reasoning_tokens: int | None = None
+    """Most tokens of an answer's reasoning; None: any number."""
+    continues: bool = False
+    """The first answer goes on in the last message, which is the model's."""
+    variables: Mapping[str, Sequence[tuple[str, Any]]]
+    """By the field that asks for it: what templates call it, and its value; each knows one."""
+
+    def format_of(self, served: AnswerFormat | None) -> AnswerFormat | None:
+        """Return how answers of a served model are read; None: they are text.
+
+        Raises:
+            UnsupportedFeatureError: it isn't known how the model writes.
+        """
+        if self.events and served is None:
+            raise UnsupportedFeatureError.of(
+                "start.output",
+                "it isn't known how this model writes reasoning and tool calls; the server's "
+                "--formats can name it",
+            )
+        return served if self.events else None
+
+    def variables_for(self, template: ChatTemplate) -> Mapping[str, Any]:
+        """Return what the model's template is given.
+
+        Raises:
+            UnsupportedFeatureError: it has no such variable.
+        """
+        if not self.variables:
+            return NO_VARIABLES
+        return dict(template.variable(names, field) for field, names in self.variables.items())
+
+
+CONTINUE = "start.continue_final_message"
+"""The field of `AnswerOptions.continues`."""
+DEFAULT_ANSWERS = AnswerOptions(variables={})
