@@ -71,7 +71,9 @@ _SPOKEN = (
 
 
 async def test_a_call_is_told_apart_from_reasoning_and_text(stub: Any) -> None:
-    opts = options(200, constraint=sampling_pb2.Constraint(regex=_SPOKEN), return_token_ids=True)
+    spoken = {"type": "structural_tag", "format": {"type": "regex", "pattern": _SPOKEN}}
+    constraint = sampling_pb2.Constraint(structural_tag=json.dumps(spoken))
+    opts = options(200, constraint=constraint, return_token_ids=True)
     output = processor_pb2.CHAT_OUTPUT_EVENTS
     answer = await chat(stub, "hi", tools=[chat_pb2.ChatTool(name="f")], output=output, opts=opts)
     choice = answer.choices[0]
@@ -93,7 +95,7 @@ async def test_a_call_is_told_apart_from_reasoning_and_text(stub: Any) -> None:
 _WEATHER = {
     "type": "object",
     "properties": {
-        # ASCII: this model's letters are drawn at random, and xgrammar takes overlong UTF-8 for one.
+        # ASCII: this model draws letters at random, and xgrammar takes overlong UTF-8 for one.
         "city": {"type": "string", "pattern": "^[A-Za-z ]{1,8}$"},
         "unit": {"enum": ["C", "F"]},
     },
@@ -127,6 +129,44 @@ async def test_required_calls_fit_their_schema(stub: Any) -> None:
         assert (call.name, call.incomplete) == ("forecast", False)
         jsonschema.validate(json.loads(call.arguments_json), _WEATHER)
         assert answer.finish_reason == generation_pb2.FINISH_REASON_TOOL_CALLS
+
+
+_BUDGET = 5
+
+
+async def test_begun_reasoning_ends_in_time_and_what_follows_fits_its_schema(stub: Any) -> None:
+    tool = chat_pb2.ChatTool(
+        name="weather", parameters_json_schema=json.dumps(_WEATHER), strict=True
+    )
+    answers = await asyncio.gather(
+        *(
+            chat(
+                stub,
+                messages=[
+                    message(f"What is the weather? {number}"),
+                    message("<think>So", chat_pb2.CHAT_ROLE_ASSISTANT),
+                ],
+                continue_final_message=True,
+                tools=[tool],
+                parallel_tool_calls=False,
+                output=processor_pb2.CHAT_OUTPUT_EVENTS,
+                reasoning=processor_pb2.ReasoningOptions(max_tokens=_BUDGET),
+                opts=options(
+                    300,
+                    temperature=1,
+                    constraint=sampling_pb2.Constraint(json_schema=json.dumps(_WEATHER)),
+                ),
+            )
+            for number in range(_CALLS)
+        )
+    )
+    for answer in answers:
+        choice = answer.choices[0]
+        assert 0 < answer.usage.reasoning_tokens <= _BUDGET + len("</think>")
+        text = "".join(event.text for event in choice.events)
+        assert bool(text) is not bool(choice.tool_calls), "the text or calls"
+        for said in [text] if text else [call.arguments_json for call in choice.tool_calls]:
+            jsonschema.validate(json.loads(said), _WEATHER)
 
 
 async def test_logprobs(stub: Any) -> None:

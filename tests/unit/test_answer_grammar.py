@@ -18,8 +18,8 @@ from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.convert import begin, take_request
 from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.processor.text.fair_queue import TextLimits
+from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import InvalidRequestError
 from tests.support.processor.chats import message, options, start, tool_results
