@@ -28,8 +28,8 @@ from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
 from millstream_server.generation.ticket import EngineData, KvTransfer, TicketKey
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
-from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.conversation import Options
+from millstream_server.processor.leg import Leg, Running, Workers
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.responses import Messages
 from millstream_server.processor.telemetry import FrontTelemetry, RequestSpan, TurnTelemetry

@@ -1,11 +1,11 @@
-"""A turn's choices: requests on workers, and the text of the tokens that come back."""
+"""A turn's choices: the legs that tokens come from, and the text that they become."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from millstream_server.formats.events import Event
 from millstream_server.formats.parser import Call
@@ -13,138 +13,25 @@ from millstream_server.generation.output import (
     Finish,
     FinishReason,
     LogprobColumns,
-    OutputSink,
     TokenLogprob,
     logprob_bytes,
     output_bytes,
 )
-from millstream_server.generation.request import GenerationRequest
-from millstream_server.processor.telemetry import NO_SPAN, RequestSpan
+from millstream_server.processor.conversation import Options
+from millstream_server.processor.leg import Leg
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.processor.text.stops import StopMatcher
-from millstream_server.runtime.errors import ServingError
 
 if TYPE_CHECKING:
     from millstream_server.generation.ticket import Ticket
+    from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.processor.turn import Turn
-    from millstream_server.routing.plan import PlannedLeg
 
 MOST_TOKENS = 16_384
 _MOST_LOGPROBS = 256
 """Most tokens of one message, without and with logprobs (up to 21 each): clients take messages of
 4 MiB, and while one stream's backlog becomes text all others wait."""
-
-
-class Running(Protocol):
-    """A request on a worker (`links.slot_stream.OpenRequest`)."""
-
-    def cancel(self) -> None:
-        """Stop it, at any time, also twice and after the end."""
-        ...
-
-
-class Workers(Protocol):
-    """Runs requests on workers (`links.fleet.Fleet`)."""
-
-    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> Running:
-        """Start a request on a worker.
-
-        Raises:
-            WorkerLostError: the worker isn't connected.
-        """
-        ...
-
-
-class _NoTurn:
-    """Takes the place of the turn, and of its output, in a leg that is over.
-
-    What still comes has no effect.
-    """
-
-    gathers = False
-    media = None
-    scheduled = True
-
-    @property
-    def output(self) -> _NoTurn:
-        return self
-
-    def leg_ended(self, leg: Leg) -> None:
-        pass
-
-
-_NO_TURN: Any = _NoTurn()
-
-
-class Leg:
-    """One request on one worker; an `OutputSink`. By itself the prompt's of a hand-off.
-
-    When it is over, it forgets its turn and its worker's request, which both know it: else all that
-    they hold would stay until the next garbage collection.
-    """
-
-    __slots__ = ("_running", "error", "result", "span", "turn")
-
-    def __init__(self, turn: Turn) -> None:
-        """Belong to ``turn``; nothing is started yet."""
-        self.turn = turn
-        self._running: Running | None = None
-        self.span: RequestSpan = NO_SPAN
-        self.result: Finish | None = None
-        self.error: ServingError | None = None
-
-    def start(
-        self, planned: PlannedLeg, request: GenerationRequest, changes: dict[str, Any]
-    ) -> None:
-        """Run ``request`` with ``changes`` where it is planned.
-
-        Raises:
-            WorkerLostError: the worker isn't connected.
-        """
-        turn, address = self.turn, planned.place.address
-        self.span = span = turn.telemetry.leg(planned.role, address)
-        if planned.place.dp_rank is not None or planned.cached_tokens:
-            changes["dp_rank"] = planned.place.dp_rank
-            changes["expected_cached_tokens"] = planned.cached_tokens
-        trace = span.carry(request.trace)
-        if trace is not request.trace:
-            changes["trace"] = trace
-        try:
-            self._running = turn.parts.workers.generate(
-                address, replace(request, **changes) if changes else request, self
-            )
-        except ServingError as error:
-            span.failed(error)
-            raise
-
-    def cancel(self) -> None:
-        """Cancel at the worker; may be called at any time."""
-        if self._running is not None:
-            self._running.cancel()
-
-    @property
-    def over(self) -> bool:
-        return self.result is not None or self.error is not None
-
-    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Drop a token of the prompt's leg: the other one sends it, too."""
-
-    # The span comes last: if telemetry fails, the end has been reported.
-    def finish(self, finish: Finish) -> None:
-        """Keep the worker's good end."""
-        self.result = finish
-        self._ended()
-        self.span.ended(cancelled=finish.reason is FinishReason.CANCELLED)
-
-    def fail(self, error: ServingError) -> None:
-        self.error = error
-        self._ended()
-        self.span.failed(error)
-
-    def _ended(self) -> None:
-        turn, self.turn, self._running = self.turn, _NO_TURN, None
-        turn.leg_ended(self)
 
 
 @dataclass(slots=True)
@@ -167,18 +54,78 @@ class Delta:
     """In the last delta: all tool calls."""
 
 
+class StoppedText:
+    """The text of a choice's tokens: whole characters, up to a stop."""
+
+    __slots__ = ("_detokenizer", "_matcher", "_shows_end", "matched", "push")
+
+    def __init__(self, model: TextModel, options: Options, *, continuation: bool) -> None:
+        """Begin; ``continuation``: the text continues the prompt's."""
+        special = options.include_special_tokens
+        self._shows_end = special
+        """The text includes the token that ended the choice."""
+        self._detokenizer = detokenizer(
+            model, skip_special_tokens=not special, continuation=continuation
+        )
+        self.push = self._detokenizer.push
+        """Takes new tokens, returns the text that they complete, whatever the stops."""
+        self._matcher = StopMatcher(options.stops) if options.stops else None
+        self.matched: str | None = None
+        """The stop that is complete."""
+
+    def read(self, ids: Sequence[int], finish: Finish | None) -> tuple[str, int]:
+        """Return the new text and how many of the tokens it is made of.
+
+        The EOS or stop token counts, but its text is left out. Tokens after a stop string don't
+        count: so usage is exact although the engine may have generated beyond it.
+        """
+        shown = ids[:-1] if self.hides_last(ids, finish) else ids
+        if self._matcher is None:
+            return self.push(shown), len(ids)
+        parts: list[str] = []
+        for count, token_id in enumerate(shown, start=1):  # to know which completed the stop
+            parts.append(self.step(token_id))
+            if self.matched is not None:
+                return "".join(parts), count
+        return "".join(parts), len(ids)
+
+    def hides_last(self, ids: Sequence[int], finish: Finish | None) -> bool:
+        """Whether the last token's text is left out, since it ended the choice."""
+        return (
+            not self._shows_end
+            and finish is not None
+            and bool(ids)
+            and finish.matched_token_id == ids[-1]
+        )
+
+    def step(self, token_id: int) -> str:
+        """Read one token; return the text that no stop can begin with any more."""
+        text = self.push((token_id,))
+        if self._matcher is not None:
+            text, self.matched = self._matcher.push(text)
+        return text
+
+    def held(self) -> str:
+        """Return what was held back as a stop's beginning: no stop goes on here."""
+        return "" if self._matcher is None else self._matcher.flush()
+
+    def rest(self) -> str:
+        """Return the remaining text at the end."""
+        rest = self._detokenizer.flush()
+        if self._matcher is not None:
+            rest, self.matched = self._matcher.push(rest)
+        return rest + self.held()
+
+
 class Choice(Leg):
     """One choice: the leg that its tokens come from, and what they become."""
 
-    __slots__ = ("_detokenizer", "_logprobs", "_matched", "_matcher", "_shares",
-                 "_show_matched_token", "_texts", "finish_reason", "index", "prompt_leg", "push",
-                 "ticket", "token_ids", "unsent", "wants_prompt_logprobs")  # fmt: skip
+    __slots__ = ("_logprobs", "_push", "_shares", "_text", "_texts", "finish_reason", "index",
+                 "prompt_leg", "ticket", "token_ids", "unsent", "wants_prompt_logprobs")  # fmt: skip
 
     def __init__(self, turn: Turn, index: int, *, continuation: bool = False) -> None:
         """Make a turn's choice ``index``; ``continuation``: its text continues the prompt's."""
         super().__init__(turn)
-        options = turn.options
-        special = options.include_special_tokens
         self.index = index
         self.prompt_leg: Leg | None = None
         """The leg that runs the prompt; None: this one does (itself here would be a cycle)."""
@@ -195,17 +142,10 @@ class Choice(Leg):
         self.token_ids = array("I")
         """The tokens of all deltas: another worker could continue after them."""
         self._texts: list[str] = []
-        self._shares = options.n
+        self._shares = turn.options.n
         """How many choices share a message."""
-        self._show_matched_token = special
-        """The text includes the token that ended the choice."""
-        self._detokenizer = detokenizer(
-            turn.text_model, skip_special_tokens=not special, continuation=continuation
-        )
-        self.push = self._detokenizer.push
-        """Takes new tokens, returns the text that they complete, whatever the stops."""
-        self._matcher = StopMatcher(options.stops) if options.stops else None
-        self._matched: str | None = None
+        self._text = StoppedText(turn.text_model, turn.options, continuation=continuation)
+        self._push = self._text.push
 
     # ---- from the worker: once per frame entry
 
@@ -303,7 +243,7 @@ class Choice(Leg):
     def take_text(self) -> tuple[str, int]:
         """Return the new text and its number of tokens; without stops, logprobs and an end."""
         ids, self.unsent = self.unsent, []
-        text = self.push(ids)
+        text = self._push(ids)
         self.token_ids.extend(ids)
         self._texts.append(text)
         return text, len(ids)
@@ -325,16 +265,17 @@ class Choice(Leg):
     def _delta(
         self, ids: list[int], logprobs: LogprobColumns | None, finish: Finish | None
     ) -> Delta:
-        text, consumed = self._push(ids, finish)
-        matched: str | int | None = self._matched
+        reader = self._text
+        text, consumed = reader.read(ids, finish)
+        matched: str | int | None = reader.matched
         if matched is not None:
             self.finish_reason = FinishReason.STOP
             self.cancel()  # the worker may have generated beyond the stop string
         elif finish is not None:
-            text += self._rest()
+            text += reader.rest()
             self.finish_reason, matched = finish.reason, finish.matched_token_id
-            if self._matched is not None:  # completed by an incomplete last character
-                self.finish_reason, matched = FinishReason.STOP, self._matched
+            if reader.matched is not None:  # completed by an incomplete last character
+                self.finish_reason, matched = FinishReason.STOP, reader.matched
         if consumed < len(ids):
             del ids[consumed:]
         self.token_ids.extend(ids)
@@ -347,33 +288,3 @@ class Choice(Leg):
             self.finish_reason,
             matched if self.finish_reason is FinishReason.STOP else None,
         )
-
-    def _push(self, ids: Sequence[int], finish: Finish | None) -> tuple[str, int]:
-        """Return the new text and how many of the tokens it is made of.
-
-        The EOS or stop token counts, but its text is left out. Tokens after a stop string don't
-        count: so usage is exact although the engine may have generated beyond it.
-        """
-        hidden = (
-            not self._show_matched_token
-            and finish is not None
-            and bool(ids)
-            and finish.matched_token_id == ids[-1]
-        )
-        shown = ids[:-1] if hidden else ids
-        if self._matcher is None:
-            return self.push(shown), len(ids)
-        parts: list[str] = []
-        for count, token_id in enumerate(shown, start=1):  # to know which completed the stop
-            safe, self._matched = self._matcher.push(self.push((token_id,)))
-            parts.append(safe)
-            if self._matched is not None:
-                return "".join(parts), count
-        return "".join(parts), len(ids)
-
-    def _rest(self) -> str:
-        rest = self._detokenizer.flush()
-        if self._matcher is None:
-            return rest
-        safe, self._matched = self._matcher.push(rest)
-        return safe + self._matcher.flush()

@@ -37,28 +37,24 @@ class ReadChoice(Choice):
     def _delta(
         self, ids: list[int], logprobs: LogprobColumns | None, finish: Finish | None
     ) -> Delta:
-        answer = self._answer
+        answer, text = self._answer, self._text
         consumed, ends = self._push_events(ids, finish)
-        matched: str | int | None = self._matched
+        matched: str | int | None = text.matched
         if ends:
             self.finish_reason = FinishReason.TOOL_CALLS if matched is None else FinishReason.STOP
             self.cancel()  # the worker may have generated beyond
         elif finish is not None:
-            answer.push(self._rest(), ())
+            answer.push(text.rest(), ())
             self.finish_reason, matched = finish.reason, finish.matched_token_id
-            if self._matched is not None:
-                self.finish_reason, matched = FinishReason.STOP, self._matched
+            if text.matched is not None:
+                self.finish_reason, matched = FinishReason.STOP, text.matched
         del ids[consumed:]
         self.token_ids.extend(ids)
         calls: Sequence[Call] = ()
         if self.finish_reason is not None:
             answer.finish()
             calls = answer.whole_calls
-            if (
-                self.finish_reason is FinishReason.STOP
-                and self._matched is None
-                and answer.can_call
-            ):
+            if self.finish_reason is FinishReason.STOP and text.matched is None and answer.can_call:
                 self.finish_reason = FinishReason.TOOL_CALLS
         return Delta(
             self.index,
@@ -73,17 +69,12 @@ class ReadChoice(Choice):
 
     def _push_events(self, ids: Sequence[int], finish: Finish | None) -> tuple[int, bool]:
         """Read tokens one by one; return how many, and whether the choice ends behind them."""
-        answer, matcher = self._answer, self._matcher
-        hidden = finish.matched_token_id if finish is not None else None
+        answer, reader = self._answer, self._text
+        hidden = len(ids) if reader.hides_last(ids, finish) else 0
         for count, token_id in enumerate(ids, start=1):
-            if token_id == hidden and count == len(ids) and not self._show_matched_token:
-                text = ""
-            else:
-                text = self.push((token_id,))
-            if matcher is not None:
-                text, self._matched = matcher.push(text)
-                if answer.shows(token_id):
-                    text += matcher.flush()  # what is held back stands before the marker
-            if answer.push(text, (token_id,)) or self._matched is not None:
+            text = "" if count == hidden else reader.step(token_id)
+            if answer.shows(token_id):
+                text += reader.held()  # it stands before the marker
+            if answer.push(text, (token_id,)) or reader.matched is not None:
                 return count, True
         return len(ids), False

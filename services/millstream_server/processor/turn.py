@@ -15,7 +15,8 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import MAX_SEED, Ability, new_seed
 from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.processor.choice import Choice, Leg, Workers
+from millstream_server.processor.choice import Choice
+from millstream_server.processor.leg import Leg, Workers
 from millstream_server.processor.read_choice import ReadChoice
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
 from millstream_server.routing.workers import info_of

@@ -23,8 +23,8 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.validation import check_request
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.admission import Admission
-from millstream_server.processor.choice import Workers
 from millstream_server.processor.front import Front, FrontRequest
+from millstream_server.processor.leg import Workers
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.requests import most_tokens, too_large
 from millstream_server.processor.telemetry import NO_SPAN, RequestSpan, TurnTelemetry, Usage
