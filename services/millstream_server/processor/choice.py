@@ -120,8 +120,9 @@ class StoppedText:
 class Choice(Leg):
     """One choice: the leg that its tokens come from, and what they become."""
 
-    __slots__ = ("_logprobs", "_push", "_shares", "_text", "_texts", "finish_reason", "index",
-                 "prompt_leg", "ticket", "token_ids", "unsent", "wants_prompt_logprobs")  # fmt: skip
+    __slots__ = ("_logprobs", "_push", "_shares", "_text", "_texts", "finish_reason",
+                 "index", "prompt_leg", "ticket", "token_ids", "unsent",
+                 "wants_prompt_logprobs")  # fmt: skip
 
     def __init__(self, turn: Turn, index: int, *, continuation: bool = False) -> None:
         """Make a turn's choice ``index``; ``continuation``: its text continues the prompt's."""

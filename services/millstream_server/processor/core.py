@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.control.engine import Role, Task
+from millstream_server.control.engine import Task
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.admission import Admission
-from millstream_server.processor.answer import Reading, reading_of
-from millstream_server.processor.answer_grammar import binding_of, with_grammar
-from millstream_server.processor.answer_options import CONTINUE
+from millstream_server.processor.answer import Reading
+from millstream_server.processor.chat_requests import ChatRequests
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -26,12 +25,9 @@ from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import (
     check,
-    check_options,
     completion_paths,
-    conversation_paths,
     most_tokens,
     request_of,
-    turn_paths,
 )
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import RoutingRequest
@@ -56,6 +52,7 @@ class ProcessorCore:
         self.media = media
         self.models, self.work = front.models, front.work
         self._parts = parts
+        self._chats = ChatRequests(front, prompts, media)
 
     async def answer(
         self,
@@ -79,7 +76,7 @@ class ProcessorCore:
                     routing = RoutingRequest(model=served.name, session=conversation.workers)
                     request_id = conversation.request_id
                     media = TurnMedia(self.media, routing, request_id, caller, asked.telemetry)
-                request, options, reading = await self._request(
+                request, options, reading = await self._chats.of(
                     conversation, said, caller, served, media
                 )
                 admission = await self._admit(request, options, asked, conversation.runs)
@@ -104,74 +101,6 @@ class ProcessorCore:
         )
         conversation.runs(turn)
         return turn
-
-    async def _request(
-        self,
-        conversation: Conversation,
-        said: UserTurn,
-        caller: Caller,
-        served: ServedModel,
-        media: TurnMedia | None,
-    ) -> tuple[GenerationRequest, Options, Reading | None]:
-        """Make and check a turn's request, with its options and how its answers are read.
-
-        Raises:
-            ServingError: something in it is refused.
-        """
-        options, answers, reading = conversation.options, conversation.answers, None
-        paths = turn_paths(said.field, options.path)
-        await self.prompts.read_grammar(options.sampling)
-        form = answers.format_of(served.answer_format)
-        if media is not None:
-            check_options(conversation.request_id, options, paths)  # before files are encoded
-            conversation.runs(media)
-        text, prompt = await self._prompt(conversation, said, served, media)
-        if form is not None:
-            reading = reading_of(
-                form,
-                conversation.told_tools,
-                text,
-                one_call=answers.one_call,
-                continued=conversation.continued,
-            )
-            binding = binding_of(reading, conversation, said, options)
-            options = await with_grammar(options, binding, served.engine.abilities, self.prompts)
-        fit = said.options is None and conversation.number > 1
-        request = request_of(conversation.request_id, served, prompt, options, caller, fit=fit)
-        if not (media and media.cancelled):
-            check(request, options, served, self.front.limits, paths)
-        return request, options, reading
-
-    async def _prompt(
-        self,
-        conversation: Conversation,
-        said: UserTurn,
-        served: ServedModel,
-        media: TurnMedia | None,
-    ) -> tuple[str, Prompt]:
-        """Render the conversation, encode its media and place them; return text and prompt.
-
-        The prompt is empty if the turn was cancelled meanwhile.
-
-        Raises:
-            ServingError: one of them can't be used, or the conversation can't be rendered.
-        """
-        text_model, answers = served.text, conversation.answers
-        paths = conversation_paths(said.field, CONTINUE if conversation.continued else "")
-        variables = answers.variables_for(text_model.chat_template)
-        messages, tools = conversation.messages, conversation.told_tools
-        if media is None:
-            text, ids = await self.prompts.of_chat(text_model, messages, tools, paths, variables)
-            return text, Prompt(ids)
-        takes = served.engine.media
-        if takes is not None and takes.modalities and not served.modalities:
-            raise self.front.router.of(served.name).absent(Role.ENCODE)
-        text = await self.prompts.render(text_model, messages, tools, paths, variables)
-        parts, hold = conversation.media, conversation.uploads.hold
-        await media.encode(parts, lambda: self.media.intake.prepare(parts, served.modalities, hold))
-        if media.cancelled:
-            return text, Prompt(())
-        return text, await self.prompts.with_media(text_model, text, media.encoded, paths.messages)
 
     async def complete(
         self, completion: Completion, caller: Caller, call: Call, output: TurnOutput

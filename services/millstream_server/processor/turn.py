@@ -6,37 +6,27 @@ What its choices make of the workers' tokens leaves by its `TurnOutput`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from millstream_server.control.engine import Role
-from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, logprob_bytes
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.sampling import MAX_SEED, Ability, new_seed
-from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice
+from millstream_server.processor.dispatch import Dispatch
 from millstream_server.processor.leg import Leg, Workers
 from millstream_server.processor.read_choice import ReadChoice
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
-from millstream_server.routing.workers import info_of
-from millstream_server.runtime.errors import (
-    Failure,
-    KvTransferError,
-    ServingError,
-    UnavailableError,
-)
+from millstream_server.runtime.errors import Failure, ServingError
 
 if TYPE_CHECKING:
-    from millstream_server.generation.ticket import KvTransfer, Ticket, TicketKey
+    from millstream_server.generation.ticket import TicketKey
     from millstream_server.processor.admission import Admission
     from millstream_server.processor.answer import Reading
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
     from millstream_server.processor.output import Pacer, TurnOutput
     from millstream_server.processor.text.tokenizer import TextModel
-    from millstream_server.routing.plan import Plan, PlannedLeg
-    from millstream_server.routing.workers import Candidate
+    from millstream_server.routing.plan import Plan
     from millstream_server.runtime.rpc.call import Call
 
 
@@ -57,10 +47,9 @@ class Turn:
     Order of calls: `start` or `end_unstarted`; `Call.send_from` with its `output`; `close` always.
     """
 
-    __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_plan", "choices",
+    __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_dispatch", "choices",
                  "error", "media", "options", "outcome", "output", "parts", "reading", "request",
-                 "seed",
-                 "telemetry", "text_model", "used", "workers")  # fmt: skip
+                 "seed", "telemetry", "text_model", "used", "workers")  # fmt: skip
 
     def __init__(
         self,
@@ -104,7 +93,8 @@ class Turn:
         self.used: Usage
         """Set by `close`: the final token counts."""
         self._admission = admission
-        self._plan: Plan | None = None
+        self._dispatch: Dispatch | None = None
+        """Of a plan with two legs."""
         self._closed = False
         self.choices = [
             ReadChoice(self, i, reading, continuation=continuation)
@@ -122,43 +112,13 @@ class Turn:
         Raises:
             UnavailableError: a worker has just disconnected; `close` stops what was started.
         """
-        self._plan = plan if len(plan.legs) > 1 else None
         self.workers = plan.places
-        if self.seed is None:
-            self.seed = first_seed(self.request, plan)
-        first, logprobs, transfer = plan.legs[0], self.request.logprobs, plan.transfer
+        dispatch = Dispatch(self.request, plan, self.parts.ticket_key, self.seed)
+        self.seed = dispatch.seed
+        if len(plan.legs) > 1:
+            self._dispatch = dispatch
         for choice in self.choices:
-            if len(plan.legs) == 1:
-                self._start_leg(choice, first, choice, {})
-                continue
-            choice.prompt_leg = Leg(self)
-            ticket = _mint(first, transfer, self.parts.ticket_key)
-            choice.wants_prompt_logprobs = logprobs is not None and logprobs.prompt
-            self._start_leg(choice.prompt_leg, first, choice, {"ticket": ticket})
-            choice.ticket = ticket
-            if transfer is None or not transfer.prefill_first:
-                self._start_answer(choice)
-
-    def _start_answer(self, choice: Choice) -> None:
-        ticket, choice.ticket = choice.ticket, None
-        changes: dict[str, Any] = {"ticket": ticket}
-        if choice.wants_prompt_logprobs and self.request.logprobs:  # only the first leg has them
-            changes["logprobs"] = replace(self.request.logprobs, prompt=False)
-        if self._plan is not None:
-            self._start_leg(choice, self._plan.legs[1], choice, changes)
-
-    def _start_leg(
-        self, leg: Leg, planned: PlannedLeg, choice: Choice, changes: dict[str, Any]
-    ) -> None:
-        request = self.request
-        given = request.sampling.seed
-        if self.seed is not None and (given is not None or _takes_seed(planned.place)):
-            seed = (self.seed + choice.index) % (MAX_SEED + 1)  # the n choices' are consecutive
-            if seed != given:
-                changes["sampling"] = replace(request.sampling, seed=seed)
-        if self.media and self.media.encoded and planned.role is not Role.DECODE:
-            changes["prompt"] = self.media.with_tickets(request.prompt)
-        leg.start(planned, request, changes)
+            dispatch.start(choice, self.media)
 
     def end_unstarted(self) -> None:
         """Finish the choices as CANCELLED, when cancelled before `start`."""
@@ -204,17 +164,15 @@ class Turn:
 
     def _go_on(self, choice: Choice, prompt: Leg) -> None:
         """Start the answering leg of a plan in sequence; if the prompt's was cancelled, end it."""
-        result, ticket = prompt.result, choice.ticket
-        plan, key = self._plan, self.parts.ticket_key
-        if not (result and ticket and plan and key):
-            return  # never: `start` has set them
+        result, dispatch = prompt.result, self._dispatch
+        if not (result and dispatch):
+            return  # never: `start` has set it
         if self._cancelled or result.reason is FinishReason.CANCELLED:
             ended = replace(result, reason=FinishReason.CANCELLED, completion_tokens=0)
             choice.finish(ended)  # the prompt's leg may have ended before the cancel arrived
             return
         try:
-            choice.ticket = key.renew(ticket, _engine_data(result, plan.transfer))
-            self._start_answer(choice)
+            dispatch.go_on(choice, result)
         except ServingError as error:
             self.fail(error)
 
@@ -259,58 +217,3 @@ class Turn:
             prompt.media_tokens,
             sum([choice.reasoning_tokens for choice in choices]) if self.reading else 0,
         )
-
-
-def first_seed(request: GenerationRequest, plan: Plan) -> int | None:
-    """Return choice 0's seed: the client's or, if a worker of the plan takes one, a random one.
-
-    An engine that takes seeds may use the same one for all requests without (SGLang uses 42), which
-    then get the same tokens each time. Greedy ones get them anyway.
-    """
-    sampling = request.sampling
-    if sampling.seed is not None or sampling.temperature == 0:
-        return sampling.seed
-    if any(_takes_seed(leg.place) for leg in plan.legs):
-        return new_seed()
-    return None
-
-
-def _takes_seed(place: Candidate) -> bool:
-    engine = info_of(place.worker.description, GeneratorInfo)
-    return engine is not None and Ability.SEED in engine.abilities
-
-
-def _engine_data(prefilled: Finish, transfer: KvTransfer | None) -> EngineData | None:
-    """Return what goes from the prefill to the decode engine; it is signed next.
-
-    Raises:
-        KvTransferError: it isn't what the prefill worker may say.
-    """
-    given = prefilled.engine_data
-    if transfer is None or given is None:
-        return EngineData(transfer.kind, b"") if transfer else None
-    if given.kind != transfer.kind:
-        raise KvTransferError("the prefill worker's hand-off data is of another kind than its own")
-    if (nbytes := len(given.data)) > MAX_ENGINE_DATA_BYTES:
-        bound = f"at most {MAX_ENGINE_DATA_BYTES} are allowed"
-        raise KvTransferError(f"the prefill worker's hand-off data has {nbytes} bytes; {bound}")
-    return given
-
-
-def _mint(prefill: PlannedLeg, transfer: KvTransfer | None, ticket_key: TicketKey | None) -> Ticket:
-    """Make the ticket of a hand-off.
-
-    Raises:
-        UnavailableError: the prefill worker is gone, or this server can't make tickets.
-    """
-    engine = info_of(prefill.place.worker.description, GeneratorInfo)
-    if engine is None:
-        raise UnavailableError("the prefill worker just disconnected; retry")
-    if ticket_key is None:
-        raise UnavailableError("this server has no ticket key and can't use prefill workers")
-    return ticket_key.mint(
-        engine.bootstrap_host,
-        engine.bootstrap_port,
-        prefill_dp_rank=prefill.place.dp_rank,
-        engine_data=EngineData(transfer.kind, transfer.data) if transfer else None,
-    )
