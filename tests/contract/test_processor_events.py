@@ -331,6 +331,7 @@ REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
         UNSUPPORTED,
     ),
     ({"continue_final_message": True}, "start.continue_final_message", INVALID),
+    ({"continue_final_message": True, "messages": []}, "start.messages", INVALID),
     (
         {"messages": [message("hi"), REASONED], "continue_final_message": True},
         "start.continue_final_message",

@@ -105,18 +105,14 @@ class Conversation:
     """
 
     def __init__(self, make_uploads: Callable[[], Uploads], work: OpenWork) -> None:
-        """Start without turns.
-
-        Few conversations have media, so uploads are made when they are needed. ``work`` knows
-        whether the server accepts no new turns.
-        """
+        """Start without turns; ``work`` knows whether the server accepts no new ones."""
         self.model = ""
         self.request_id = ""
         self.tools: Sequence[Tool] = ()
         self.answers: AnswerOptions = DEFAULT_ANSWERS
         self._make_uploads = make_uploads
         self.uploading: Uploads | None = None
-        """The `uploads`; None: none have begun."""
+        """The `uploads`; None, as in most conversations: none have begun."""
         self.messages: list[ChatMessage] = []
         """The context: the messages of all turns that have started."""
         self.workers: tuple[str, ...] = ()
@@ -151,7 +147,8 @@ class Conversation:
     @property
     def continued(self) -> ChatMessage | None:
         """The message that this turn's answer goes on in; None: it is one of its own."""
-        return self.messages[-1] if self.answers.continues and self.number == 1 else None
+        goes_on = self.answers.continues and self.number == 1 and self.messages
+        return self.messages[-1] if goes_on else None
 
     @property
     def uploads(self) -> Uploads:
