@@ -80,6 +80,8 @@ class Parser:
         """Newlines are dropped that stand here, behind a marker."""
         self._bare_due = True
         """A call without a marker may begin here."""
+        self._in_header = False
+        """Text means nothing up to the next marker."""
         self._reader: Reader | None = None
         self._events: list[Event] = []
         self._held = ""
@@ -166,7 +168,7 @@ class Parser:
     def _read_region(self, text: str, at: int, *, last: bool) -> int:
         """Read text or reasoning up to a marker; return up to where."""
         if self._leads:
-            start = self._behind_newlines(text, at)
+            start = self._behind_newlines(text, at) if self._form.newlines else at
             if start == len(text):
                 return start
             self._leads, at = False, start
@@ -175,12 +177,11 @@ class Parser:
         routes = self._routes
         finder = routes.inside if self._in_section else routes.outside
         found = finder.find(text, at, last=last)
-        if found is None:
-            self._give(text[at:])
-            return len(text)
-        start = found.start()
-        if start > at:
+        start = len(text) if found is None else found.start()
+        if start > at and not self._in_header:
             self._give(text[at:start])
+        if found is None:
+            return start
         marker: str | None = found.group(1)
         if marker is None:
             return start
@@ -218,6 +219,7 @@ class Parser:
 
     def _follow(self, route: Route, marker: str, start: int, end: int) -> None:
         """Do what a marker says, which stands from ``start`` to ``end``."""
+        self._in_header = route is Route.HEADER
         opens = route is Route.REASON or route is Route.CALL
         self._settle(self._base + (start if opens or self._kind is Kind.TEXT else end))
         if route is Route.CALL:

@@ -247,7 +247,8 @@ class _Answer:
         if not _NAME.fullmatch(tool.name):
             raise UnconstrainableError(f"the name {tool.name[:64]!r} can't be written as a call")
         header = [piece(tool.name if each is NAME else each) for each in written.call]
-        return tagged(sequence(*header, self._kept(tool), const(written.call_end)))
+        ends = (written.call_end,) if isinstance(written.call_end, str) else written.call_end
+        return tagged(sequence(*header, self._kept(tool), *map(piece, ends)))
 
     def _kept(self, tool: Tool) -> Part:
         """The arguments of a tool, as far as a grammar keeps its schema."""
