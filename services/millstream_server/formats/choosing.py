@@ -17,14 +17,15 @@ _PARSERS = {
     "deepseekv4": "deepseek-v4", "deepseekv41": "deepseek-v4.1", "functiongemma": "functiongemma",
     "gemma4": "gemma4", "glm": "glm-kv", "glm45": "glm-kv", "glm47": "glm-kv", "gptoss": "harmony",
     "granite": "granite3", "hermes": "hermes", "hunyuan": "hunyuan", "hunyuana13b": "hunyuan-a13b",
-    "hyv3": "hunyuan", "hyv4": "hunyuan", "kimik2": "kimi-k2", "kimik3": "kimi-k3", "lfm2": "lfm2",
+    "hyv3": "hunyuan", "hyv4": "hunyuan", "inkling": "inkling",
+    "kimik2": "kimi-k2", "kimik3": "kimi-k3", "lfm2": "lfm2",
     "ling3": "glm-kv", "llama3": "llama-json", "llama3json": "llama-json",
     "llama4pythonic": "pythonic", "mimo": "qwen-xml", "minimaxm2": "minimax-m2",
     "minimaxm3": "minimax-m3",
     "nanbeige": "qwen-xml", "olmo3": "olmo3", "openai": "harmony",
     "poolsidev1": "glm-kv", "pythonic": "pythonic", "qwen": "hermes", "qwen25": "hermes",
     "qwen3coder": "qwen-xml", "qwen3json": "hermes", "qwen3xml": "qwen-xml", "seedoss": "seed",
-    "spark25": "glm-kv", "step3p5": "qwen-xml", "step5": "qwen-xml",
+    "spark25": "glm-kv", "step3": "step3", "step3p5": "qwen-xml", "step5": "qwen-xml",
 }  # fmt: skip
 """Names of SGLang's and vLLM's parsers of tool calls, without `_`, `-` and `.`."""
 _MISTRAL = "mistral"  # the vocabulary tells which of the two
@@ -41,7 +42,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemma4", ("<|tool_call>", '<|"|>')),
     ("mistral-v11", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("cohere-tags", ("<cofl:tool_param",)),
     ("cohere", ("<|START_ACTION|>",)),
+    ("inkling", ("<|content_invoke_tool_json|>",)),
+    ("step3", ("steptml:",)),
     ("minimax-m3", ("]<]minimax[>[",)),
     ("minimax-m2", ("<minimax:tool_call>",)),
     ("seed", ("<seed:tool_call>",)),

@@ -53,6 +53,8 @@ class Format:
     section: Span | None = None
     """What stands around all calls. Then calls are only there, unless `calls_anywhere`."""
     calls_anywhere: bool = False
+    text_open: tuple[str, ...] = ()
+    """What stands before text, if anything does; it ends reasoning that was left open, too."""
     drop: tuple[str, ...] = ()
     """Other markers: they mean nothing, and are not shown."""
     headers: tuple[str, ...] = ()
@@ -131,6 +133,7 @@ class Routes:
 def routes_of(form: Format) -> Routes:
     """Return a format's markers and what they do."""
     actions = dict.fromkeys(form.headers, Route.HEADER) | dict.fromkeys(form.drop, Route.DROP)
+    actions |= dict.fromkeys(form.text_open, Route.TEXT)
     for span in form.reasoning:
         actions |= {span.close: Route.TEXT, span.open: Route.REASON}
     if form.section is not None:

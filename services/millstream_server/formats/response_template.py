@@ -67,7 +67,7 @@ class _Template:
             self._headers += calls.headers
         if opens:  # the text has markers: what begins a turn may stand between the regions
             self._drop += [anchor for anchor in self._anchors if not anchor[0].isalnum()]
-        markers = [*self._drop, *(calls.opens if calls else ())]
+        markers = [*self._drop, *opens, *(calls.opens if calls else ())]
         for span in reasoning:
             markers += (span.open, span.close)
         first, others = _special_tokens(markers)
@@ -79,6 +79,7 @@ class _Template:
             begins_reasoning=begins,
             call_open=calls.opens if calls else (),
             call=calls.style if calls else None,
+            text_open=once(opens),
             drop=once(each for each in (*self._drop, *others) if each not in self._headers),
             headers=once([*self._headers, *(each for each in first if each not in self._drop)]),
             begun=once(self._headers),
@@ -108,7 +109,7 @@ class _Template:
         opens, headers, _ = marker_texts(side(field, "open"))
         closes, _, _ = marker_texts(side(field, "close"))
         self._headers += headers
-        self._drop += (*opens, *closes)
+        self._drop += closes
         return opens, closes
 
     def _text_field(self, name: str) -> Mapping[str, Any]:
