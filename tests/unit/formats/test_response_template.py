@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +21,13 @@ from millstream_server.formats.response_template import format_of
 from millstream_server.formats.tags import Calls, Thinking, Tool, Wanted, structural_tag
 from tests.support.answers import Part, divided, parser, read
 from tests.support.walks import Tag
+from tests.support.writing import WRITERS, Writer
 
 
 class Case(NamedTuple):
     name: str
     template: dict[str, Any]
-    prompt: str
-    thinking: str
-    text: str
-    call: str
-    calls: tuple[str, str, str]
-    argument: str = ""
+    writer: Writer
 
 
 def _of_transformers(model_type: str) -> dict[str, Any]:
@@ -45,40 +42,15 @@ def _of_transformers(model_type: str) -> dict[str, Any]:
 
 _CHATML = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 CASES = [
-    Case(**{**each, "calls": tuple(each["calls"])})
-    for each in yaml.safe_load(
-        Path(__file__).with_name("response_templates.yaml").read_text("utf-8")
-    )
-] + [
-    Case(
-        "qwen3",
-        _of_transformers("qwen3"),
-        _CHATML,
-        "<think>\n%s\n</think>\n\n",
-        "%s",
-        '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
-        ("\n", "\n", ""),
-    ),
-    Case(
-        "qwen3.5",
-        _of_transformers("qwen3_5"),
-        f"{_CHATML}<think>\n",
-        "%s\n</think>\n\n",
-        "%s",
-        "<tool_call>\n<function=%s>\n%s</function>\n</tool_call>",
-        ("\n\n", "\n", ""),
-        "<parameter=%s>\n%s\n</parameter>\n",
-    ),
-    Case(
-        "gemma4",
-        _of_transformers("gemma4"),
-        "<|turn>model\n",
-        "<|channel>thought\n%s<channel|>",
-        "%s",
-        "<|tool_call>call:%s{%s}<tool_call|>",
-        ("", "", ""),
-        "%s:%s",
-    ),
+    *[
+        Case(each["name"], each["template"], Writer(**each["writer"]))
+        for each in yaml.safe_load(
+            Path(__file__).with_name("response_templates.yaml").read_text("utf-8")
+        )
+    ],
+    Case("qwen3", _of_transformers("qwen3"), replace(WRITERS["hermes"], prompt=_CHATML)),
+    Case("qwen3.5", _of_transformers("qwen3_5"), replace(WRITERS["qwen-xml"], prompt=_CHATML)),
+    Case("gemma4", _of_transformers("gemma4"), replace(WRITERS["gemma4"], prompt="<|turn>model\n")),
 ]
 
 PROPERTIES = {
@@ -93,40 +65,10 @@ SCHEMA = {"type": "object", "properties": PROPERTIES}
 TOOLS = {"weather": SCHEMA, "g": {"type": "object", "properties": {}}}
 
 
-def _value(value: Any, case: Case) -> str:
-    if case.name == "gemma4":
-        if isinstance(value, str):
-            return f'<|"|>{value}<|"|>'
-        if isinstance(value, list):
-            return f"[{','.join(_value(each, case) for each in value)}]"
-        if isinstance(value, dict):
-            return "{" + ",".join(f"{k}:{_value(v, case)}" for k, v in value.items()) + "}"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def written(case: Case, thinking: str, text: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Return the answer as the model writes it."""
-    made = []
-    for name, arguments in calls:
-        items = arguments.items()
-        divider = "," if case.name == "gemma4" else ""
-        body = (
-            divider.join(case.argument % (key, _value(value, case)) for key, value in items)
-            if case.argument
-            else json.dumps(arguments)
-        )
-        made.append(case.call.replace("{0}", name) % (name, body))
-    begin, between, end = case.calls
-    parts = [case.thinking % thinking if thinking or "<think>" in case.prompt else ""]
-    parts.append(case.text % text if text else "")
-    parts.append(begin + between.join(made) + end if made else "")
-    if case.name == "response-tags" and not thinking:
-        parts[0] = "</think>\n"
-    return "".join(parts)
-
-
 def ours(case: Case, pieces: list[str]) -> list[Part]:
-    return read(parser(format_of(json.dumps(case.template)), TOOLS, prompt=case.prompt), pieces)
+    return read(
+        parser(format_of(json.dumps(case.template)), TOOLS, prompt=case.writer.prompt), pieces
+    )
 
 
 def as_message(parts: list[Part]) -> dict[str, Any]:
@@ -144,7 +86,7 @@ def theirs(case: Case, text: str) -> dict[str, Any]:
     tools = [
         {"type": "function", "function": {"name": n, "parameters": s}} for n, s in TOOLS.items()
     ]
-    message = parse_response(text, case.template, prefix=case.prompt, tools=tools)
+    message = parse_response(text, case.template, prefix=case.writer.prompt, tools=tools)
     thinking = message.get("thinking") or message.get("reasoning_content")
     calls = [
         (call["function"]["name"], call["function"]["arguments"])
@@ -176,7 +118,7 @@ def test_an_answer_is_read_as_transformers_reads_it(
     calls: list[tuple[str, dict[str, Any]]],
     cuts: list[int],
 ) -> None:
-    answer = written(case, thinking, text, calls)
+    answer = case.writer.write(thinking, text, calls)
     parts = ours(case, divided(answer, cuts))
     assert as_message(parts) == theirs(case, answer)
     assert [(part[2], json.loads(part[3])) for part in parts if part[0] == "call"] == calls
@@ -187,7 +129,7 @@ def test_what_its_tag_admits_is_read(case: Case) -> None:
     form = format_of(json.dumps(case.template))
     tool = Tool("weather", SCHEMA, strict=True)
     wanted = Wanted(
-        tools=(tool,), calls=Calls.REQUIRED, thinking=Thinking.behind(form, case.prompt)
+        tools=(tool,), calls=Calls.REQUIRED, thinking=Thinking.behind(form, case.writer.prompt)
     )
     source = structural_tag(form, wanted)
     assert source is not None
@@ -244,14 +186,14 @@ _VALUE = "<tool_call>\n<function=g>\n<parameter=k>\n%s\n</parameter>\n</function
         ),
         pytest.param(
             "qwen3.5",
-            f"</think>{_VALUE % '    x = 1'}",
+            f"{_VALUE % '    x = 1'}",
             [("call", "0", "g", '{"k": "    x = 1"}')],
             {"tool_calls": [("g", {"k": "x = 1"})]},
             id="a value keeps its indentation",
         ),
         pytest.param(
             "qwen3.5",
-            f"</think>{_VALUE % '3'}",
+            f"{_VALUE % '3'}",
             [("call", "0", "g", '{"k": 3}')],
             {"tool_calls": [("g", {"k": "3"})]},
             id="what has no schema and reads as a number is one",
