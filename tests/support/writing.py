@@ -91,7 +91,7 @@ class Writer:
             self.text % text if text else "",
             self.begin + self.between.join(made) + self.end if made else "",
         ]
-        return "".join(parts)
+        return "".join(parts).removeprefix(self.prompt)
 
     def _arguments(self, arguments: Arguments, *, ascii_only: bool) -> str:
         if not self.argument:
