@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,24 @@ def _elements(value: Any) -> str:
     if isinstance(value, list):
         return "".join(f"{before}<item>{_elements(each)}{before}</item>" for each in value)
     return plain(value)
+
+
+def _typed_elements(value: Any) -> str:
+    """Write Cohere's nested elements."""
+    if isinstance(value, dict):
+        items = [(f' name="{html.escape(key)}"', each) for key, each in value.items()]
+    elif isinstance(value, list):
+        items = [("", each) for each in value]
+    else:
+        return plain(value)
+    return "".join(
+        f'<cofl:value{name} type="{_KINDS.get(type(each), "json")}">'
+        f"{_typed_elements(each)}</cofl:value>"
+        for name, each in items
+    )
+
+
+_KINDS: dict[type, str] = {str: "raw", dict: "dict", list: "list"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +120,7 @@ class Writer:
             .replace("{key}", key)
             .replace("{string}", str(isinstance(value, str)).lower())
             .replace("{type}", _TYPES[type(value)])
+            .replace("{kind}", _KINDS.get(type(value), "json"))
             .replace("{value}", self.value(value))
             for key, value in arguments.items()
         ]
@@ -273,7 +293,8 @@ WRITERS: dict[str, Writer] = {
     ),
     "cohere-tags": Writer(
         call='<cofl:tool_call id="{index}" name="{name}">{arguments}</cofl:tool_call>',
-        argument='<cofl:tool_param name="{key}" string="{string}">{value}</cofl:tool_param>',
+        argument='<cofl:value name="{key}" type="{kind}">{value}</cofl:value>',
+        value=_typed_elements,
         begin="<cofl:tool_calls>",
         end="</cofl:tool_calls>",
         thinking="<|START_THINKING|>%s<|END_THINKING|>",

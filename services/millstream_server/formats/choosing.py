@@ -42,7 +42,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemma4", ("<|tool_call>", '<|"|>')),
     ("mistral-v11", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("cohere-tags", ("<cofl:tool_param",)),
+    ("cohere-tags", ("<cofl:value",)),
     ("cohere", ("<|START_ACTION|>",)),
     ("inkling", ("<|content_invoke_tool_json|>",)),
     ("step3", ("steptml:",)),

@@ -18,11 +18,12 @@ from millstream_server.formats.argument_grammars import (
     key_value_arguments,
 )
 from millstream_server.formats.argument_schema import UnconstrainableError, unkept
-from millstream_server.formats.envelope import Envelope
+from millstream_server.formats.element_grammar import element_arguments
+from millstream_server.formats.elements import Elements
 from millstream_server.formats.format import Format, routes_of
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.literal_grammars import python_arguments, quoted_arguments
-from millstream_server.formats.literals import Literals
+from millstream_server.formats.literals import Literals, PythonCalls
 from millstream_server.formats.markup import Markup
 from millstream_server.formats.markup_grammar import markup_arguments
 from millstream_server.formats.tag_parts import (
@@ -265,15 +266,17 @@ class _Answer:
             raise UnconstrainableError(f"{tool.name}: {error}") from error
 
     def _arguments(self, schema: Mapping[str, Any]) -> Part:
-        style = self._form.call
-        if isinstance(style, Envelope):
-            return json_arguments(schema)
-        if not isinstance(style, Tagged):
-            return python_arguments(schema)
-        if isinstance(style.arguments, KeyValues):
-            return key_value_arguments(style.arguments, self._written, schema)
-        if isinstance(style.arguments, Literals):
-            return quoted_arguments(style.arguments.quotes[0], schema)
-        if isinstance(style.arguments, Markup):
-            return markup_arguments(style.arguments, schema)
+        call = self._form.call
+        style = call.arguments if isinstance(call, Tagged) else call
+        match style:
+            case KeyValues():
+                return key_value_arguments(style, self._written, schema)
+            case Literals():
+                return quoted_arguments(style.quotes[0], schema)
+            case Markup():
+                return markup_arguments(style, schema)
+            case Elements():
+                return element_arguments(style, schema)
+            case PythonCalls():
+                return python_arguments(schema)
         return json_arguments(schema)

@@ -74,9 +74,6 @@ DIFFERENT = {
     "the end of sampling is a marker": (
         ("inkling", "renderers", "<|content_model_end_sampling|>"),
     ),
-    "parameters without nested values are read": (
-        ("cohere-tags", "cohere-melody", "<cofl:tool_param"),
-    ),
 }
 """Why, and which: format, library, and what stands in the answer; `^`: at its beginning."""
 

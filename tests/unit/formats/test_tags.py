@@ -250,8 +250,8 @@ NATIVE = (
     Native(
         "cohere-tags",
         '<cofl:tool_calls><cofl:tool_call id="0" name="f">'
-        '<cofl:tool_param name="s" string="true">Oslo, 3</cofl:tool_param>'
-        '<cofl:tool_param name="n" string="false">3</cofl:tool_param>'
+        '<cofl:value name="s" type="raw">Oslo, 3</cofl:value>'
+        '<cofl:value name="n" type="json">3</cofl:value>'
         "</cofl:tool_call></cofl:tool_calls>",
     ),
     Native("apertus", f'<|tools_prefix|>[{{"f": {_ARGUMENTS}}}]<|tools_suffix|>'),

@@ -4,13 +4,13 @@ Command A, 4:  <|START_THINKING|>I need the weather.<|END_THINKING|><|START_ACTI
                [{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Oslo"}}]
                <|END_ACTION|>
 tags:          <cofl:tool_calls><cofl:tool_call id="0" name="weather">
-               <cofl:tool_param name="city" string="true">Oslo</cofl:tool_param>
+               <cofl:value name="city" type="raw">Oslo</cofl:value>
                </cofl:tool_call></cofl:tool_calls>
 """
 
+from millstream_server.formats.elements import Elements
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.format import Format, Span
-from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.tagged import Tagged
 from millstream_server.formats.written import NAME, NUMBER, Written
 
@@ -43,21 +43,14 @@ FORMAT = Format(
 
 TAGS = Format(
     name="cohere-tags",
-    models="later ones, with `<cofl:tool_param>`",
+    models="Command 4 and 5, where they write `<cofl:value>`",
     reasoning=_REASONING,
     section=Span("<cofl:tool_calls>", "</cofl:tool_calls>"),
     call_open=("<cofl:tool_call ",),
     call=Tagged(
         header_end=('">',),
         header=r'\s*(?:id="(?P<id>[^"<>]*)"\s*)?name="(?P<name>[^"<>]+)',
-        arguments=KeyValues(
-            key='<cofl:tool_param name="',
-            key_end=('" string="true">', '" string="false">'),
-            types=("string", "json"),
-            value_end=("</cofl:tool_param>",),
-            end=("</cofl:tool_call>",),
-            early_end=("</cofl:tool_calls>",),
-        ),
+        arguments=Elements(open="<cofl:value", close="</cofl:value>", end="</cofl:tool_call>"),
     ),
     text_open=_TEXT_OPEN,
     drop=_TEXT_END,
