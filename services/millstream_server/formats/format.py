@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.finder import Finder
-from millstream_server.formats.literals import PythonCalls
+from millstream_server.formats.python_calls import PythonCalls
 from millstream_server.formats.tagged import Tagged
 from millstream_server.formats.written import Written
 

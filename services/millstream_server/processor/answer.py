@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream_server.formats.calls import Call
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
-from millstream_server.formats.parser import Call, Parser
+from millstream_server.formats.parser import Parser
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import (
     Calls,
