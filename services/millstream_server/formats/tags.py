@@ -18,14 +18,13 @@ from millstream_server.formats.argument_grammars import (
     key_value_arguments,
 )
 from millstream_server.formats.argument_schema import UnconstrainableError, unkept
-from millstream_server.formats.element_grammar import element_arguments
+from millstream_server.formats.element_grammars import element_arguments, markup_arguments
 from millstream_server.formats.elements import Elements
 from millstream_server.formats.format import Format, routes_of
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.literal_grammars import python_arguments, quoted_arguments
 from millstream_server.formats.literals import Literals
 from millstream_server.formats.markup import Markup
-from millstream_server.formats.markup_grammar import markup_arguments
 from millstream_server.formats.python_calls import PythonCalls
 from millstream_server.formats.tag_parts import (
     NOTHING,
