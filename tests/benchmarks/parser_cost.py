@@ -11,11 +11,11 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable
 
 from millstream_server.formats.families import FORMATS
 from millstream_server.formats.parser import Parser
 from millstream_server.formats.schema import Tools
+from tests.support.writing import WRITERS
 
 _TOOLS = Tools({"f": json.dumps({"properties": {"s": {"type": "string"}}})})
 _PROSE = "The quick brown fox, number 17, jumps over the lazy dog; it isn't <b>there</b>.\n"
@@ -24,53 +24,27 @@ _TOKEN_CHARS = 3
 _RUNS = 5
 
 
-def _prose(size: int) -> str:
-    return (_PROSE * (size // len(_PROSE) + 1))[:size]
+def _repeated(text: str, size: int) -> str:
+    return (text * (size // len(text) + 1))[:size]
 
 
-def _json(size: int) -> str:
-    return json.dumps({"s": (_CODE * (size // len(_CODE) + 1))[:size]})
-
-
-def _plain(size: int) -> str:
-    return (_CODE * (size // len(_CODE) + 1))[:size]
-
-
-CASES: dict[str, tuple[str, str, Callable[[int], str], str]] = {
-    "text": ("hermes", "", _prose, ""),
-    "reasoning": ("hermes", "<think>", _prose, "</think>"),
-    "hermes": ("hermes", '<tool_call>\n{"name": "f", "arguments": ', _json, "}\n</tool_call>"),
-    "kimi-k2": (
-        "kimi-k2",
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
-        _json,
-        "<|tool_call_end|>",
-    ),
-    "qwen-xml": (
-        "qwen-xml",
-        "<tool_call>\n<function=f>\n<parameter=s>\n",
-        _plain,
-        "\n</parameter>\n</function>",
-    ),
-    "glm-kv": (
-        "glm-kv",
-        "<tool_call>f<arg_key>s</arg_key><arg_value>",
-        _plain,
-        "</arg_value></tool_call>",
-    ),
-    "pythonic": ("pythonic", "[f(s=", lambda size: repr(_plain(size)), ")]"),
-    "gemma4": ("gemma4", '<|tool_call>call:f{s:<|"|>', _plain, '<|"|>}<tool_call|>'),
-}
+def _answer(name: str, size: int) -> tuple[str, str]:
+    """Return a format, and an answer of it with about ``size`` characters."""
+    if name == "text":
+        return "hermes", _repeated(_PROSE, size)
+    if name == "reasoning":
+        return "hermes", f"<think>{_repeated(_PROSE, size)}</think>"
+    return name, WRITERS[name].write("", "", [("f", {"s": _repeated(_CODE, size)})])
 
 
 def seconds_per_token(name: str, size: int) -> float:
     """Return the CPU time of one token of an answer of about ``size`` characters."""
-    form, before, write, behind = CASES[name]
-    text = before + write(size) + behind
+    form, text = _answer(name, size)
     pieces = [text[at : at + _TOKEN_CHARS] for at in range(0, len(text), _TOKEN_CHARS)]
+    prompt = WRITERS[form].prompt
     best = float("inf")
     for _ in range(_RUNS):
-        parser = Parser(FORMATS[form], _TOOLS)
+        parser = Parser(FORMATS[form], _TOOLS, prompt=prompt)
         gc.collect()
         began = time.process_time()
         for piece in pieces:
@@ -81,10 +55,10 @@ def seconds_per_token(name: str, size: int) -> float:
 
 
 def main() -> None:
-    print(f"{'':12}{'10 kB':>12}{'100 kB':>12}{'ratio':>8}")  # noqa: T201
-    for name in CASES:
+    print(f"{'':16}{'10 kB':>12}{'100 kB':>12}{'ratio':>8}")  # noqa: T201
+    for name in ("text", "reasoning", *WRITERS):
         small, large = seconds_per_token(name, 10_000), seconds_per_token(name, 100_000)
-        row = f"{name:12}{small * 1e6:9.2f} us{large * 1e6:9.2f} us{large / small:8.2f}"
+        row = f"{name:16}{small * 1e6:9.2f} us{large * 1e6:9.2f} us{large / small:8.2f}"
         print(row)  # noqa: T201
 
 

@@ -57,6 +57,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return TextModel.load(folder)
 
 
+@pytest.fixture(scope="module")
+def self_describing_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    folder: Path = alphabet_model(tmp_path_factory.mktemp("self_describing"))
+    file = folder / "tokenizer_config.json"
+    thinking = {"open": "<think>", "close": "</think>"}
+    template = {"start_anchor": "<a>", "fields": {"thinking": thinking, "content": {}}}
+    config = json.loads(file.read_text("utf-8")) | {"response_template": template}
+    file.write_text(json.dumps(config), "utf-8")
+    return TextModel.load(folder)
+
+
 @contextlib.asynccontextmanager
 async def serving(model: TextModel, form: str = "hermes") -> AsyncIterator[InProcessProcessor]:
     config = replace(ALPHABET, context_length=2048)
@@ -352,9 +363,11 @@ async def test_what_can_not_be_done_is_refused_by_field(model: TextModel) -> Non
 
 
 async def test_the_format_and_why_are_listed_and_none_is_refused(
-    model: TextModel, text_model: TextModel
+    model: TextModel, self_describing_model: TextModel, text_model: TextModel
 ) -> None:
+    described = ("response_template", "its checkpoint has a response_template")
     for served, form, listed in (
+        (self_describing_model, "", described),
         (text_model, "kimi-k2", ("kimi-k2", "set by --formats")),
         (model, "", ("think", "its chat template or vocabulary has the markers")),
         (text_model, "", ("", "")),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from millstream_server.formats.families import FORMATS
 from millstream_server.formats.format import Format
+from millstream_server.formats.patterns import UnmappedTemplateError
+from millstream_server.formats.response_template import format_of
 
 _PARSERS = {
     "apertus2509": "apertus", "coherecommand3": "cohere", "coherecommand4": "cohere",
@@ -15,14 +17,15 @@ _PARSERS = {
     "deepseekv4": "deepseek-v4", "deepseekv41": "deepseek-v4.1", "functiongemma": "functiongemma",
     "gemma4": "gemma4", "glm": "glm-kv", "glm45": "glm-kv", "glm47": "glm-kv", "gptoss": "harmony",
     "granite": "granite3", "hermes": "hermes", "hunyuan": "hunyuan", "hunyuana13b": "hunyuan-a13b",
-    "hyv3": "hunyuan", "hyv4": "hunyuan", "kimik2": "kimi-k2", "kimik3": "kimi-k3", "lfm2": "lfm2",
+    "hyv3": "hunyuan", "hyv4": "hunyuan", "inkling": "inkling",
+    "kimik2": "kimi-k2", "kimik3": "kimi-k3", "lfm2": "lfm2",
     "ling3": "glm-kv", "llama3": "llama-json", "llama3json": "llama-json",
     "llama4pythonic": "pythonic", "mimo": "qwen-xml", "minimaxm2": "minimax-m2",
     "minimaxm3": "minimax-m3",
     "nanbeige": "qwen-xml", "olmo3": "olmo3", "openai": "harmony",
     "poolsidev1": "glm-kv", "pythonic": "pythonic", "qwen": "hermes", "qwen25": "hermes",
     "qwen3coder": "qwen-xml", "qwen3json": "hermes", "qwen3xml": "qwen-xml", "seedoss": "seed",
-    "spark25": "glm-kv", "step3p5": "qwen-xml", "step5": "qwen-xml",
+    "spark25": "glm-kv", "step3": "step3", "step3p5": "qwen-xml", "step5": "qwen-xml",
 }  # fmt: skip
 """Names of SGLang's and vLLM's parsers of tool calls, without `_`, `-` and `.`."""
 _MISTRAL = "mistral"  # the vocabulary tells which of the two
@@ -39,7 +42,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gemma4", ("<|tool_call>", '<|"|>')),
     ("mistral-v11", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("cohere-tags", ("<cofl:value",)),
     ("cohere", ("<|START_ACTION|>",)),
+    ("inkling", ("<|content_invoke_tool_json|>",)),
+    ("step3", ("steptml:",)),
     ("minimax-m3", ("]<]minimax[>[",)),
     ("minimax-m2", ("<minimax:tool_call>",)),
     ("seed", ("<seed:tool_call>",)),
@@ -72,6 +78,7 @@ class AnswerFormat:
 def choose(
     *,
     given: str,
+    response_template: str = "",
     told_calls: str,
     told_reasoning: str,
     template: str,
@@ -80,16 +87,26 @@ def choose(
 ) -> AnswerFormat | None:
     """Return a model's format; None if nothing tells it.
 
-    ``given`` was set for it; ``told_calls`` and ``told_reasoning`` are parsers as SGLang or vLLM
-    names them; ``template`` is its chat template, ``has_token`` looks into its vocabulary.
+    ``given`` was set for it; ``response_template`` is the checkpoint's, as JSON text;
+    ``told_calls`` and ``told_reasoning`` are parsers as SGLang or vLLM names them; ``template`` is
+    its chat template, ``has_token`` looks into its vocabulary.
     """
 
     def seen(marker: str) -> bool:
         return marker in template or has_token(marker)
 
-    name, reason = given, "set by --formats"
-    if not name:
-        name, reason = _told(told_calls, seen), f"the worker's parser is {told_calls}"
+    if given:
+        return _named(given, "set by --formats", special_tokens)
+    refused = ""
+    if response_template:
+        try:
+            form = format_of(response_template)
+        except UnmappedTemplateError as error:
+            refused = f"; its response_template isn't used, since it has {error}"
+        else:
+            reason = "its checkpoint has a response_template"
+            return AnswerFormat(form=form, reason=reason, hidden=form.hidden(special_tokens))
+    name, reason = _told(told_calls, seen), f"the worker's parser is {told_calls}"
     if not name and _plain_name(told_reasoning) == "gptoss":
         name, reason = "harmony", f"the worker's parser of reasoning is {told_reasoning}"
     if not name:
@@ -97,6 +114,12 @@ def choose(
         reason = "its chat template or vocabulary has the markers"
     if not name and told_reasoning:
         name, reason = "think", f"the worker's parser of reasoning is {told_reasoning}"
+    return _named(name, reason + refused, special_tokens)
+
+
+def _named(
+    name: str, reason: str, special_tokens: Iterable[tuple[int, str]]
+) -> AnswerFormat | None:
     form = FORMATS.get(name)
     if form is None:
         return None

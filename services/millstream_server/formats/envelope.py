@@ -45,9 +45,8 @@ class Envelope:
 class EnvelopeReader:
     """Reads them character by character, except for the arguments."""
 
-    __slots__ = ("_array", "_begun", "_calls", "_early", "_id", "_key", "_known", "_name",
-                 "_nested", "_other", "_raw", "_rejects", "_sink", "_step", "_style", "_value",
-                 "done", "rejected")  # fmt: skip
+    __slots__ = ("_array", "_call", "_calls", "_key", "_known", "_nested", "_other", "_raw",
+                 "_rejects", "_sink", "_step", "_style", "_value", "done", "rejected")  # fmt: skip
 
     def __init__(self, style: Envelope, sink: Sink, opener: str, tools: Tools) -> None:
         self._style = style
@@ -68,13 +67,9 @@ class EnvelopeReader:
         self._open()
 
     def _open(self) -> None:
-        self._name = self._id = ""
-        self._begun = False
-        """The call's start was given to the sink."""
+        self._call = _OpenCall(self._sink)
         self._value: JsonValue | EncodedValue | None = None
         """The arguments."""
-        self._early: list[str] = []
-        """Arguments that come before the name."""
         self._nested = False
         """Inside of an object's "function"."""
 
@@ -90,7 +85,7 @@ class EnvelopeReader:
                 if read is None:
                     return before
                 at = read
-            if not self._begun:
+            if not self._call.begun:
                 self._raw.append(text[before:at])
         if self._rejects:
             self.rejected = "".join(self._raw)
@@ -149,8 +144,8 @@ class EnvelopeReader:
 
     def _meet_value(self, text: str, at: int) -> int | None:
         style, key, char = self._style, self._key, text[at]
-        if style.keyed and not self._name:
-            self._name = key
+        if style.keyed and not self._call.name:
+            self._call.name = key
         if style.keyed or key in style.arguments:
             return self._meet_arguments(text, at)
         if key == "function" and char == "{":
@@ -161,9 +156,9 @@ class EnvelopeReader:
             if found is None:
                 return end
             if key in style.id:
-                self._id = found
+                self._call.id = found
             else:
-                self._name = found
+                self._call.name = found
             self._step = self._keys
             return end
         if char in '{["':
@@ -199,7 +194,7 @@ class EnvelopeReader:
     def _meet_arguments(self, text: str, at: int) -> int | None:
         char = text[at]
         if self._is_call():
-            self._start()
+            self._call.start()
         if char == '"':
             self._value, at = EncodedValue(), at + 1
         elif char in "{[":
@@ -207,9 +202,9 @@ class EnvelopeReader:
         else:
             read = self._scalar(text, at)
             if read is not None and not self.done and text[at:read] == "null":
-                self._give("{}")
+                self._call.give("{}")
             elif read is not None:
-                self._give(text[at:read])
+                self._call.give(text[at:read])
             return read
         self._step = self._arguments
         return at
@@ -219,7 +214,7 @@ class EnvelopeReader:
         if value is None:  # never: `_meet_arguments` has set it
             return self._break(at)
         fragment, at = value.take(text, at)
-        self._give(fragment)
+        self._call.give(fragment)
         if value.broken:
             return self._break(at)
         if value.done:
@@ -229,22 +224,8 @@ class EnvelopeReader:
     # ---- to the sink
 
     def _is_call(self) -> bool:
-        return bool(self._name) and (self._known is None or self._known.has(self._name))
-
-    def _start(self) -> None:
-        self._begun = True
-        self._sink.start_call(self._name, self._id)
-        for fragment in self._early:
-            self._sink.arguments(fragment)
-        self._early = []
-
-    def _give(self, fragment: str) -> None:
-        if not fragment:
-            return
-        if self._begun:
-            self._sink.arguments(fragment)
-        else:
-            self._early.append(fragment)
+        name = self._call.name
+        return bool(name) and (self._known is None or self._known.has(name))
 
     def _close(self) -> None:
         """End an object: a call, if it has a name."""
@@ -253,10 +234,7 @@ class EnvelopeReader:
             return
         self._calls += 1
         self._step = self._before
-        if not self._begun:
-            self._early = self._early or ["{}"]
-            self._start()
-        self._sink.end_call()
+        self._call.end()
         self._open()
         self._raw = []
 
@@ -264,8 +242,7 @@ class EnvelopeReader:
         """End within an object: it is malformed, or a marker came."""
         self.done = True
         if self._is_call():
-            if not self._begun:
-                self._start()
+            self._call.start()
             if self._value is not None and self._value.done and not self._value.broken:
                 self._sink.end_call()  # only what has no meaning is missing
             else:
@@ -274,3 +251,41 @@ class EnvelopeReader:
         else:
             self._rejects = not self._calls
         return at
+
+
+class _OpenCall:
+    """The call of one object, whose name may come behind its arguments."""
+
+    __slots__ = ("_early", "_sink", "begun", "id", "name")
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.name = self.id = ""
+        self.begun = False
+        """Its start was given to the sink."""
+        self._early: list[str] = []
+        """Arguments that came before the name."""
+
+    def start(self) -> None:
+        """Give the call's start to the sink, once, and what came before it."""
+        if self.begun:
+            return
+        self.begun = True
+        self._sink.start_call(self.name, self.id)
+        for fragment in self._early:
+            self._sink.arguments(fragment)
+
+    def give(self, fragment: str) -> None:
+        """Give a piece of the arguments to the sink, as soon as it can be."""
+        if self.begun:
+            if fragment:
+                self._sink.arguments(fragment)
+        elif fragment:
+            self._early.append(fragment)
+
+    def end(self) -> None:
+        """End the call, which may have had no arguments."""
+        if not self.begun:
+            self.give("" if self._early else "{}")
+            self.start()
+        self._sink.end_call()

@@ -12,7 +12,7 @@ from typing import Any
 
 from millstream_server.formats.envelope import Envelope
 from millstream_server.formats.finder import Finder
-from millstream_server.formats.literals import PythonCalls
+from millstream_server.formats.python_calls import PythonCalls
 from millstream_server.formats.tagged import Tagged
 from millstream_server.formats.written import Written
 
@@ -44,6 +44,8 @@ class Format:
     """Which models write so, for people."""
     reasoning: tuple[Span, ...] = ()
     """What reasoning stands between; a prompt that ends with the first marker has begun it."""
+    begins_reasoning: bool = False
+    """An answer is reasoning from its beginning, unless the prompt has ended that."""
     call_open: tuple[str, ...] = ()
     """What stands before a call, or before the first one of an array."""
     call: CallStyle | None = None
@@ -51,12 +53,16 @@ class Format:
     section: Span | None = None
     """What stands around all calls. Then calls are only there, unless `calls_anywhere`."""
     calls_anywhere: bool = False
+    text_open: tuple[str, ...] = ()
+    """What stands before text, if anything does; it ends reasoning that was left open, too."""
     drop: tuple[str, ...] = ()
     """Other markers: they mean nothing, and are not shown."""
+    headers: tuple[str, ...] = ()
+    """Likewise, and what stands behind them, up to the next marker, is not shown either."""
     begun: tuple[str, ...] = ()
     """What a prompt may end with, besides the beginning of reasoning, that the answer continues."""
     newlines: int = 2
-    """So many newlines before a marker belong to it; all do that stand behind one."""
+    """So many newlines before a marker belong to it; all do that stand behind one. 0: neither."""
     written: Written | None = None
     """How calls are written exactly; None: they can't be constrained."""
     new_id: Callable[[str, int], str] = call_id
@@ -66,7 +72,11 @@ class Format:
         """Return the marker, or part of one, that a prompt ends with and the answer continues."""
         end = prompt[-_PROMPT_END:].rstrip()
         begun = (*[span.open for span in self.reasoning], *self.begun)
-        return next((marker for marker in begun if end.endswith(marker.rstrip())), "")
+        found = next((marker for marker in begun if end.endswith(marker.rstrip())), "")
+        if found or not self.begins_reasoning:
+            return found
+        closed = any(end.endswith(span.close.rstrip()) for span in self.reasoning)
+        return "" if closed else self.reasoning[0].open
 
     def hidden(self, special_tokens: Iterable[tuple[int, str]]) -> Mapping[int, str]:
         """Return, of a vocabulary's special tokens, those that markers consist of.
@@ -106,6 +116,7 @@ class Route(enum.Enum):
     SECTION_END = enum.auto()
     CALL = enum.auto()
     DROP = enum.auto()
+    HEADER = enum.auto()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +132,8 @@ class Routes:
 @functools.cache
 def routes_of(form: Format) -> Routes:
     """Return a format's markers and what they do."""
-    actions = dict.fromkeys(form.drop, Route.DROP)
+    actions = dict.fromkeys(form.headers, Route.HEADER) | dict.fromkeys(form.drop, Route.DROP)
+    actions |= dict.fromkeys(form.text_open, Route.TEXT)
     for span in form.reasoning:
         actions |= {span.close: Route.TEXT, span.open: Route.REASON}
     if form.section is not None:

@@ -7,19 +7,10 @@ that is marked incomplete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from millstream_server.formats.events import (
-    Arguments,
-    CallEnd,
-    CallStart,
-    Event,
-    Kind,
-    Reasoning,
-    Text,
-)
+from millstream_server.formats.calls import Calls
+from millstream_server.formats.events import Event, Kind, Reasoning, Text
 from millstream_server.formats.format import Format, Route, routes_of
 from millstream_server.formats.reader import Reader
 from millstream_server.formats.schema import Tools
@@ -29,25 +20,8 @@ _MOST_SPACE = 64
 _NO_TEXTS: Mapping[int, str] = {}
 
 
-class Call:
-    """A call as far as it has come."""
-
-    __slots__ = ("ended", "fragments", "id", "incomplete", "name")
-
-    def __init__(self, name: str, call_id: str) -> None:
-        self.name = name
-        self.id = call_id
-        self.fragments: list[str] = []
-        self.ended = False
-        self.incomplete = True
-
-    @property
-    def arguments_json(self) -> str:
-        return "".join(self.fragments)
-
-
 class Parser:
-    """Reads one answer; a `Sink` of the readers of its calls.
+    """Reads one answer.
 
     Order of calls: `feed` any number of times, `finish` once. Later ones have no effect.
     """
@@ -72,26 +46,27 @@ class Parser:
         self._routes = routes_of(form)
         self._tools = tools
         self._hidden = hidden
-        self._new_id = new_id or form.new_id
-        self.calls: list[Call] = []
-        self.tokens = [0, 0, 0]
-        """How many tokens belong to each `Kind`."""
+        self._calls = Calls(new_id or form.new_id)
+        self.calls = self._calls.made
+        """The calls, as far as they have come."""
         self._kind = Kind.TEXT
         self._in_section = False
         self._leads = False
         """Newlines are dropped that stand here, behind a marker."""
         self._bare_due = True
         """A call without a marker may begin here."""
+        self._in_header = False
+        """Text means nothing up to the next marker."""
         self._reader: Reader | None = None
-        self._events: list[Event] = []
         self._held = ""
         self._known = 0
         """So much of what is held back belongs to ``begun``."""
         self._base = 0
         """The place of the text in hand in the whole answer, in characters."""
         self._fed = 0
-        self._pending: list[tuple[int, int]] = []
-        """Tokens that belong to no `Kind` yet: where their text begins, and how many."""
+        self._counts = TokenCounts()
+        self.tokens = self._counts.of_kind
+        """How many tokens belong to each `Kind`."""
         self._over = False
         known = begun or form.opened_by(prompt)
         self._fed = len(known)
@@ -123,7 +98,7 @@ class Parser:
             text += marker
             cut = self._cut_json()
         if ids:
-            self._pending.append((self._fed, len(ids)))
+            self._counts.pending.append((self._fed, len(ids)))
         self._fed += len(text)
         events = self._run(self._held + text, last=False)
         return [*cut, *events] if cut else events
@@ -152,15 +127,15 @@ class Parser:
         reader = self._reader
         if reader is None or not reader.in_json:
             return []
-        self._events = []
+        self._calls.events = []
         self._reader = None
         reader.finish()
         self._leads = self._bare_due = True
-        return self._events
+        return self._calls.events
 
     def _run(self, text: str, *, last: bool) -> list[Event]:
         events: list[Event] = []
-        self._events = events
+        self._calls.events = events
         self._base = self._fed - len(text)
         at, end = 0, len(text)
         while at < end:
@@ -174,14 +149,17 @@ class Parser:
             if at == before and reader is self._reader:
                 break  # the rest is held back
         self._held = text[at:]
-        if self._pending:
+        if self._counts.pending:
             self._settle(self._fed + 1 if at == end else self._base + at)
         return events
 
     def _read_region(self, text: str, at: int, *, last: bool) -> int:
         """Read text or reasoning up to a marker; return up to where."""
         if self._leads:
-            start = self._behind_newlines(text, at)
+            dropped = "" if not self._form.newlines else " \t\r\n" if self._in_section else "\r\n"
+            start = at
+            while start < len(text) and text[start] in dropped:
+                start += 1
             if start == len(text):
                 return start
             self._leads, at = False, start
@@ -190,24 +168,16 @@ class Parser:
         routes = self._routes
         finder = routes.inside if self._in_section else routes.outside
         found = finder.find(text, at, last=last)
-        if found is None:
-            self._give(text[at:])
-            return len(text)
-        start = found.start()
-        if start > at:
+        start = len(text) if found is None else found.start()
+        if start > at and not self._in_header:
             self._give(text[at:start])
+        if found is None:
+            return start
         marker: str | None = found.group(1)
         if marker is None:
             return start
         self._follow(routes.actions[marker], found.group(), start, found.end())
         return found.end()
-
-    def _behind_newlines(self, text: str, at: int) -> int:
-        dropped = " \t\r\n" if self._in_section else "\r\n"
-        end = len(text)
-        while at < end and text[at] in dropped:
-            at += 1
-        return at
 
     def _bare_call(self, text: str, at: int, *, last: bool) -> int | None:
         """Return where to go on if a call begins, or may begin, without a marker."""
@@ -228,17 +198,18 @@ class Parser:
         if not begins:
             return None
         self._settle(self._base + start)
-        self._reader = style.reader(self, "", self._tools)
+        self._reader = style.reader(self._calls, "", self._tools)
         return start
 
     def _follow(self, route: Route, marker: str, start: int, end: int) -> None:
         """Do what a marker says, which stands from ``start`` to ``end``."""
         self._known = 0
+        self._in_header = route is Route.HEADER
         opens = route is Route.REASON or route is Route.CALL
         self._settle(self._base + (start if opens or self._kind is Kind.TEXT else end))
         if route is Route.CALL:
             if self._form.call is not None:
-                self._reader = self._form.call.reader(self, marker, self._tools)
+                self._reader = self._form.call.reader(self._calls, marker, self._tools)
             return
         if route is Route.REASON:
             self._kind = Kind.REASONING
@@ -262,57 +233,36 @@ class Parser:
         self._leads = self._bare_due = True
 
     def _settle(self, upto: int, kind: Kind | None = None) -> None:
-        """Count the tokens whose text begins before ``upto``, as being of a kind."""
-        pending = self._pending
-        if not pending:
-            return
-        if kind is None:
-            kind = self._kind if self._reader is None else Kind.CALL
-        settled = 0
-        for start, count in pending:
-            if start >= upto:
-                break
-            self.tokens[kind] += count
-            settled += 1
-        del pending[:settled]
-
-    # ---- what is read
+        """Count the tokens whose text begins before ``upto``; None: as what is read just now."""
+        if self._counts.pending:
+            if kind is None:
+                kind = self._kind if self._reader is None else Kind.CALL
+            self._counts.settle(upto, kind)
 
     def _give(self, text: str) -> None:
         if self._known:
             known, self._known = self._known, max(0, self._known - len(text))
             text = text[known:]
         if text:
-            self._events.append(Text(text) if self._kind is Kind.TEXT else Reasoning(text))
-
-    def start_call(self, name: str, call_id: str) -> None:
-        """See `Sink.start_call`."""
-        call = Call(name, call_id or self._new_id(name, len(self.calls)))
-        self._events.append(CallStart(len(self.calls), call.id, name))
-        self.calls.append(call)
-
-    def arguments(self, fragment: str) -> None:
-        """See `Sink.arguments`."""
-        self.calls[-1].fragments.append(fragment)
-        self._events.append(Arguments(len(self.calls) - 1, fragment))
-
-    def end_call(self) -> None:
-        """See `Sink.end_call`."""
-        call = self.calls[-1]
-        call.ended = True
-        call.incomplete = not _is_object(call.arguments_json)
-        self._events.append(CallEnd(len(self.calls) - 1, call.incomplete))
-
-    def cut_call(self) -> None:
-        """See `Sink.cut_call`."""
-        self.calls[-1].ended = True
-        self._events.append(CallEnd(len(self.calls) - 1, incomplete=True))
+            self._calls.events.append(Text(text) if self._kind is Kind.TEXT else Reasoning(text))
 
 
-def _is_object(text: str) -> bool:
-    """Return whether it is a JSON object; numbers aren't converted, which could take long."""
-    try:
-        value: Any = json.loads(text, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict)
+class TokenCounts:
+    """Counts an answer's tokens by what the first character of each belongs to."""
+
+    __slots__ = ("of_kind", "pending")
+
+    def __init__(self) -> None:
+        self.of_kind = [0, 0, 0]
+        self.pending: list[tuple[int, int]] = []
+        """Tokens that belong to no `Kind` yet: where their text begins, and how many."""
+
+    def settle(self, upto: int, kind: Kind) -> None:
+        """Count those whose text begins before ``upto`` as being of a kind."""
+        settled = 0
+        for start, count in self.pending:
+            if start >= upto:
+                break
+            self.of_kind[kind] += count
+            settled += 1
+        del self.pending[:settled]

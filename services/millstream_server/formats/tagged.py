@@ -6,6 +6,7 @@ import functools
 import re
 from dataclasses import dataclass
 
+from millstream_server.formats.elements import Elements
 from millstream_server.formats.finder import Finder
 from millstream_server.formats.json_text import JsonBody
 from millstream_server.formats.key_values import KeyValues
@@ -32,7 +33,7 @@ class Tagged:
 
     header_end: tuple[str, ...]
     """What stands behind the header."""
-    arguments: Json | KeyValues | Literals | Markup
+    arguments: Json | KeyValues | Literals | Markup | Elements
     header: str = NAME
     """A pattern of the header, with the group ``name`` and, if the model writes ids, ``id``."""
     keeps_end: bool = False

@@ -18,13 +18,14 @@ from millstream_server.formats.argument_grammars import (
     key_value_arguments,
 )
 from millstream_server.formats.argument_schema import UnconstrainableError, unkept
-from millstream_server.formats.envelope import Envelope
+from millstream_server.formats.element_grammars import element_arguments, markup_arguments
+from millstream_server.formats.elements import Elements
 from millstream_server.formats.format import Format, routes_of
 from millstream_server.formats.key_values import KeyValues
 from millstream_server.formats.literal_grammars import python_arguments, quoted_arguments
 from millstream_server.formats.literals import Literals
 from millstream_server.formats.markup import Markup
-from millstream_server.formats.markup_grammar import markup_arguments
+from millstream_server.formats.python_calls import PythonCalls
 from millstream_server.formats.tag_parts import (
     NOTHING,
     Part,
@@ -258,7 +259,8 @@ class _Answer:
             sentence = f"the name {tool.name[:64]!r} can't be written as a call"
             raise UnconstrainableError(sentence, tool.name)
         header = [piece(tool.name if each is NAME else each) for each in written.call]
-        return tagged(sequence(*header, self._kept(tool), const(written.call_end)))
+        ends = (written.call_end,) if isinstance(written.call_end, str) else written.call_end
+        return tagged(sequence(*header, self._kept(tool), *map(piece, ends)))
 
     def _kept(self, tool: Tool) -> Part:
         """The arguments of a tool, as far as a grammar keeps its schema."""
@@ -276,15 +278,17 @@ class _Answer:
             raise UnconstrainableError(f"{tool.name}: {error}", tool.name) from error
 
     def _arguments(self, schema: Mapping[str, Any]) -> Part:
-        style = self._form.call
-        if isinstance(style, Envelope):
-            return json_arguments(schema)
-        if not isinstance(style, Tagged):
-            return python_arguments(schema)
-        if isinstance(style.arguments, KeyValues):
-            return key_value_arguments(style.arguments, self._written, schema)
-        if isinstance(style.arguments, Literals):
-            return quoted_arguments(style.arguments.quotes[0], schema)
-        if isinstance(style.arguments, Markup):
-            return markup_arguments(style.arguments, schema)
+        call = self._form.call
+        style = call.arguments if isinstance(call, Tagged) else call
+        match style:
+            case KeyValues():
+                return key_value_arguments(style, self._written, schema)
+            case Literals():
+                return quoted_arguments(style.quotes[0], schema)
+            case Markup():
+                return markup_arguments(style, schema)
+            case Elements():
+                return element_arguments(style, schema)
+            case PythonCalls():
+                return python_arguments(schema)
         return json_arguments(schema)

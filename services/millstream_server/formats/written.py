@@ -37,7 +37,7 @@ class Written:
 
     call: tuple[str | Slot | Matching, ...]
     """What stands before the arguments, the opening marker first."""
-    call_end: str = ""
+    call_end: str | tuple[str | Matching, ...] = ""
     """What stands behind them."""
     between: str = ""
     """What stands between two calls."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from millstream_server.formats.calls import Call
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
 from millstream_server.formats.format import Format
-from millstream_server.formats.parser import Call, Parser
+from millstream_server.formats.parser import Parser
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import Thinking
 from millstream_server.processor.answer_options import CONTINUE

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from millstream_server.formats.calls import Call
 from millstream_server.formats.events import Event
-from millstream_server.formats.parser import Call
 from millstream_server.generation.output import (
     Finish,
     FinishReason,

@@ -273,6 +273,7 @@ class Models:
     ) -> AnswerFormat | None:
         return choose(
             given=self._formats.get(name, ""),
+            response_template=text.response_template,
             told_calls=engine.tool_call_parser if engine else "",
             told_reasoning=engine.reasoning_parser if engine else "",
             template=text.chat_template.source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millstream_server.formats.parser import Call
+from millstream_server.formats.calls import Call
 from millstream_server.generation.output import Finish, FinishReason, LogprobColumns
 from millstream_server.processor.answer import Answer, Reading, joined
 from millstream_server.processor.choice import Choice, Delta

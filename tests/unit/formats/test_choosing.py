@@ -7,12 +7,22 @@ import pytest
 from millstream_server.formats.choosing import _PARSERS, _SIGNS, choose
 from millstream_server.formats.families import FORMATS
 
+THINKS = '{"start_anchor": "<a>", "fields": {"thinking": {"open": "<think>", "close": "</think>"}}}'
+UNMAPPED = '{"start_anchor": "<a>", "fields": {"title": {}}}'
+
 
 def chosen(
-    given: str = "", calls: str = "", reasoning: str = "", template: str = "", tokens: str = ""
+    given: str = "",
+    calls: str = "",
+    *,
+    reasoning: str = "",
+    template: str = "",
+    tokens: str = "",
+    response: str = "",
 ) -> str:
     found = choose(
         given=given,
+        response_template=response,
         told_calls=calls,
         told_reasoning=reasoning,
         template=template,
@@ -27,6 +37,10 @@ def chosen(
     [
         ({"given": "seed", "calls": "qwen3_coder"}, "seed"),
         ({"calls": "qwen3_coder", "template": "<|tool_calls_section_begin|>"}, "qwen-xml"),
+        ({"given": "seed", "response": THINKS}, "seed"),
+        ({"calls": "qwen3_coder", "response": THINKS}, "response_template"),
+        ({"calls": "qwen3_coder", "response": UNMAPPED}, "qwen-xml"),
+        ({"response": UNMAPPED}, ""),
         ({"calls": "deepseek_v31"}, "deepseek-v3.1"),
         ({"calls": "minimax-m2"}, "minimax-m2"),
         ({"calls": "mistral"}, "mistral"),
@@ -50,3 +64,20 @@ def test_the_first_that_tells_it_counts(given: dict[str, str], expected: str) ->
 def test_all_names_are_formats() -> None:
     assert {name for name, _ in _SIGNS} <= set(FORMATS)
     assert set(_PARSERS.values()) <= set(FORMATS)
+
+
+def test_the_reason_says_why_a_response_template_is_not_used() -> None:
+    found = choose(
+        given="",
+        response_template=UNMAPPED,
+        told_calls="hermes",
+        told_reasoning="",
+        template="",
+        has_token=str,  # type: ignore[arg-type]  # never called
+        special_tokens=(),
+    )
+    assert found is not None
+    assert found.reason == (
+        "the worker's parser is hermes; its response_template isn't used, since it has the field "
+        "'title'"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream_server.formats.events import Arguments
 from millstream_server.formats.families import FORMATS
 from tests.support.answers import Part, divided, merged, parser, read
 
@@ -98,129 +96,6 @@ def test_what_is_held_back_is_bounded(name: str) -> None:
             assert len(reading._held) <= 1100, (before, repeated)
 
 
-# ---- arguments come back equal
-
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXTS,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text('abc<>"é\\', max_size=6), inner, max_size=4)
-    ),
-    max_leaves=20,
-)
-OBJECTS = st.dictionaries(st.text("abcdef_", min_size=1, max_size=6), VALUES, max_size=5)
-AS_JSON = {
-    "hermes": ('<tool_call>\n{"name": "g", "arguments": ', "}\n</tool_call>"),
-    "deepseek-v3.1": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-    ),
-    "kimi-k2": (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.g:0<|tool_call_argument_begin|>",
-        "<|tool_call_end|>",
-    ),
-    "mistral-v11": ("[TOOL_CALLS]g[ARGS]", ""),
-    "harmony": ("<|start|>assistant to=functions.g<|channel|>commentary<|message|>", "<|call|>"),
-}
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(sorted(AS_JSON)), OBJECTS, st.sampled_from((False, True)), st.integers(1, 7))
-def test_json_arguments_come_back_byte_for_byte(
-    name: str, value: dict[str, Any], ascii_only: Any, size: int
-) -> None:
-    before, behind = AS_JSON[name]
-    text = json.dumps(value, ensure_ascii=ascii_only)
-    (call,) = read(parser(FORMATS[name]), in_pieces(before + text + behind, size))
-    assert call[2:] == ("g", text)
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _gemma(value: object) -> str:
-    if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
-    if isinstance(value, list):
-        return f"[{','.join(map(_gemma, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_gemma(key)}:{_gemma(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value)
-
-
-def written(name: str, value: dict[str, Any]) -> str:
-    """Write a call of "g" as a model does."""
-    items = value.items()
-    if name == "pythonic":
-        return f"[g({', '.join(f'{key}={each!r}' for key, each in items)})]"
-    if name == "gemma4":
-        inside = ",".join(f"{key}:{_gemma(each)}" for key, each in items)
-        return f"<|tool_call>call:g{{{inside}}}<tool_call|>"
-    if name == "qwen-xml":
-        form = "<tool_call>\n<function=g>\n{}</function>\n</tool_call>"
-        each_form = "<parameter={}>\n{}\n</parameter>\n"
-    elif name == "glm-kv":
-        form = "<tool_call>g\n{}</tool_call>"
-        each_form = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
-    else:
-        form = (
-            '<｜DSML｜tool_calls><｜DSML｜invoke name="g">{}</｜DSML｜invoke></｜DSML｜tool_calls>'
-        )
-        each_form = '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>\n'
-        return form.format(
-            "".join(
-                each_form.format(key, str(isinstance(each, str)).lower(), _plain(each))
-                for key, each in items
-            )
-        )
-    return form.format("".join(each_form.format(key, _plain(each)) for key, each in items))
-
-
-TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array",
-         dict: "object", type(None): "null"}  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.sampled_from(("qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4")),
-    OBJECTS,
-    st.integers(1, 7),
-)
-def test_arguments_in_a_models_own_syntax_come_back_equal(
-    name: str, value: dict[str, Any], size: int
-) -> None:
-    tools = {"g": {"properties": {key: {"type": TYPES[type(v)]} for key, v in value.items()}}}
-    (call,) = read(parser(FORMATS[name], tools), in_pieces(written(name, value), size))
-    assert len(call) == 4, "complete"
-    assert json.loads(call[3]) == value
-
-
-@pytest.mark.parametrize(
-    "name", ["hermes", "qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4"]
-)
-def test_100_kb_of_arguments_come_back_equal(name: str) -> None:
-    chance = random.Random(name)
-    chars = "abc \n\t\"'\\{}[]<>/|é😀,:=()0123"
-    value: dict[str, Any] = {
-        "code": "".join(chance.choices(chars, k=90_000)),
-        "list": [{"k": chance.random() * 10**i, "s": "<|x>\n" * i} for i in range(-20, 200)],
-    }
-    tools = {"g": {"properties": {key: {"type": TYPES[type(v)]} for key, v in value.items()}}}
-    if name == "hermes":
-        text = f'<tool_call>{{"name": "g", "arguments": {json.dumps(value)}}}</tool_call>'
-    else:
-        text = written(name, value)
-    (call,) = read(parser(FORMATS[name], tools), in_pieces(text, 3))
-    assert len(call) == 4, "complete"
-    assert json.loads(call[3]) == value
-
-
 # ---- what begins in the prompt, and what has tokens of its own
 
 
@@ -270,13 +145,3 @@ def test_a_token_that_ends_calls_ends_them_in_the_middle_of_json_too() -> None:
         ("call", "functions.f:0", "f", '{"s": "Os', "incomplete"),
         ("text", "Done."),
     ]
-
-
-def test_the_first_piece_of_an_argument_comes_at_once() -> None:
-    for name in ("hermes", "qwen-xml", "glm-kv", "deepseek-v4", "pythonic", "gemma4", "kimi-k2"):
-        answer = next(g.answer for g in GOLDENS if g.name == name and "Oslo" in g.answer)
-        reading = parser(FORMATS[name], TOOLS)
-        began = answer.index("Oslo") + 1
-        for char in answer[:began]:
-            events = reading.feed(char)
-        assert "O" in "".join(each.json for each in events if isinstance(each, Arguments)), name

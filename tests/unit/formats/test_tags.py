@@ -27,6 +27,7 @@ from millstream_server.generation.grammar_shapes import shape_problem
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from tests.support.answers import Part, parser, read
 from tests.support.walks import Tag
+from tests.support.writing import WRITERS
 
 WIDE: dict[str, Any] = {
     "type": "object",
@@ -236,6 +237,24 @@ NATIVE = (
     Native(
         "hunyuan-a13b", f'<tool_calls>[{{"name": "f", "arguments": {_ARGUMENTS}}}]</tool_calls>'
     ),
+    Native(
+        "inkling", f'f<|content_invoke_tool_json|>{{"name":"f","args":{_ARGUMENTS}}}<|end_message|>'
+    ),
+    Native(
+        "step3",
+        "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="f">\n'
+        '<steptml:parameter name="s">Oslo, 3</steptml:parameter>\n'
+        '<steptml:parameter name="n">3</steptml:parameter>\n'
+        "</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+    ),
+    Native(
+        "cohere-tags",
+        '<cofl:tool_calls><cofl:tool_call id="0" name="f">'
+        '<cofl:value name="s" type="raw">Oslo, 3</cofl:value>'
+        '<cofl:value name="n" type="json">3</cofl:value>'
+        "</cofl:tool_call></cofl:tool_calls>",
+    ),
     Native("apertus", f'<|tools_prefix|>[{{"f": {_ARGUMENTS}}}]<|tools_suffix|>'),
 )
 NARROW = {
@@ -256,7 +275,9 @@ def _builtin(name: str) -> Tag:
 def test_a_call_as_models_write_it_is_admitted(native: Native) -> None:
     tag = _tag(native.name, MUST)
     assert tag.admits(native.call)
-    ((_, _, called, arguments),) = read(parser(FORMATS[native.name], {"f": NARROW}), [native.call])
+    prompt = WRITERS[native.name].prompt
+    reading = parser(FORMATS[native.name], {"f": NARROW}, prompt=prompt)
+    ((_, _, called, arguments),) = read(reading, [native.call])
     assert (called, json.loads(arguments)) == ("f", {"s": "Oslo, 3", "n": 3})
     assert not tag.admits(native.call.replace("Oslo, 3", "x").replace("3", "three")), "no integer"
     assert not tag.admits("Oslo" + native.call.removeprefix("<|close|>response<|sep|>"))

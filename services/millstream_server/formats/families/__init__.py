@@ -12,12 +12,14 @@ from millstream_server.formats.families import (
     harmony,
     hermes,
     hunyuan_a13b,
+    inkling,
     kimi,
     llama,
     minimax,
     mistral,
     pythonic,
     qwen_xml,
+    step,
     think,
 )
 from millstream_server.formats.format import Format
@@ -53,5 +55,8 @@ FORMATS: dict[str, Format] = {
         granite.FORMAT,
         kimi.K3,
         apertus.FORMAT,
+        cohere.TAGS,
+        inkling.FORMAT,
+        step.STEP3,
     )
 }

@@ -24,17 +24,9 @@ FORMAT = Format(
         header=r"(?:functions\.)?(?P<name>[^\s<>]+)[^\n]*",
         arguments=Json(),
     ),
-    drop=(
-        _START,
-        "<|start|>",
-        "<|channel|>commentary<|message|>",
-        "<|channel|>final<|message|>",
-        "<|channel|>",
-        "<|constrain|>",
-        "<|message|>",
-        "<|call|>",
-        "<|return|>",
-    ),
+    headers=("<|start|>", "<|channel|>", "<|constrain|>"),
+    text_open=(_START, "<|channel|>commentary<|message|>", "<|channel|>final<|message|>"),
+    drop=("<|message|>", "<|call|>", "<|return|>"),
     begun=(_START,),
     written=Written(
         # Engines end at <|call|> and <|return|>: what is behind them can't be asked for.

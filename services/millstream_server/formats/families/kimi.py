@@ -68,8 +68,8 @@ K3 = Format(
             early_end=("<|close|>tools<|sep|>",),
         ),
     ),
+    text_open=("<|open|>response<|sep|>",),
     drop=(
-        "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",
         "<|close|>message<|sep|>",
         "<|open|>",

@@ -1,6 +1,6 @@
 """Mistral's two ways; the version of the tokenizer decides.
 
-before v11:  [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}]
+before v11:  [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo"}}], perhaps with an "id"
 v11:         [TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Oslo"}
 since v13:   [TOOL_CALLS]weather[ARGS]{"city": "Oslo"}
 """
@@ -26,7 +26,7 @@ OLD = Format(
     name="mistral",
     models="Mistral 7B v0.3, Nemo, and others with tokenizers before v11",
     call_open=("[TOOL_CALLS]",),
-    call=Envelope(),
+    call=Envelope(id=("id",)),
     new_id=_id,
     written=Written(
         call=('{"name": "', NAME, '", "arguments": '),

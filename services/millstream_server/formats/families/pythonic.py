@@ -7,7 +7,7 @@ Olmo 3:   <function_calls>weather(city="Oslo")</function_calls>
 
 from millstream_server.formats.families.think import THINK
 from millstream_server.formats.format import Format
-from millstream_server.formats.literals import PythonCalls
+from millstream_server.formats.python_calls import PythonCalls
 from millstream_server.formats.written import NAME, Written
 
 FORMAT = Format(

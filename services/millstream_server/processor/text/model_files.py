@@ -165,6 +165,8 @@ class TokenizerFiles:
     bos_token_id: int | None
     templates: Mapping[str, str]
     """Chat templates by name."""
+    response_template: str
+    """How to read what the model writes, as JSON text; empty: the directory doesn't say."""
 
 
 def read_tokenizers(paths: Sequence[Path]) -> list[TokenizerFiles]:
@@ -215,6 +217,7 @@ def _read(path: Path) -> dict[str, Any]:
         eos_token_id=fast.eos_token_id,
         bos_token_id=fast.bos_token_id,
         templates=templates,
+        response_template=json.dumps(response) if (response := fast.response_template) else "",
     )
     return asdict(found)
 

@@ -72,6 +72,8 @@ class TextModel:
     """What is known of the least number of tokens of a text."""
     use: ModelUse = NOTHING_SAID
     """What its files say of embedding and ranking."""
+    response_template: str = ""
+    """The checkpoint's own description of what the model writes, as JSON text."""
     family: Family | None = None
     """How the model places images and videos in its prompts; None: it takes text only."""
 
@@ -126,6 +128,7 @@ class TextModel:
             frame=frame,
             floor=floor_of(tokenizer, frame, pieces),
             use=_read_use(path),
+            response_template=files.response_template,
             family=_load_family(path),
         )
 

@@ -1,0 +1,71 @@
+"""The calls of an answer, and the events of an answer in the order in which they came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from millstream_server.formats.events import Arguments, CallEnd, CallStart, Event
+
+
+class Call:
+    """A call as far as it has come."""
+
+    __slots__ = ("ended", "fragments", "id", "incomplete", "name")
+
+    def __init__(self, name: str, call_id: str) -> None:
+        self.name = name
+        self.id = call_id
+        self.fragments: list[str] = []
+        self.ended = False
+        self.incomplete = True
+
+    @property
+    def arguments_json(self) -> str:
+        return "".join(self.fragments)
+
+
+class Calls:
+    """A `Sink` of the readers of calls: keeps them, and makes their events."""
+
+    __slots__ = ("_new_id", "events", "made")
+
+    def __init__(self, new_id: Callable[[str, int], str]) -> None:
+        """``new_id`` makes the ids of calls whose model writes none."""
+        self._new_id = new_id
+        self.made: list[Call] = []
+        self.events: list[Event] = []
+        """Since the parser has taken the last ones."""
+
+    def start_call(self, name: str, call_id: str) -> None:
+        """See `Sink.start_call`."""
+        call = Call(name, call_id or self._new_id(name, len(self.made)))
+        self.events.append(CallStart(len(self.made), call.id, name))
+        self.made.append(call)
+
+    def arguments(self, fragment: str) -> None:
+        """See `Sink.arguments`."""
+        self.made[-1].fragments.append(fragment)
+        self.events.append(Arguments(len(self.made) - 1, fragment))
+
+    def end_call(self) -> None:
+        """See `Sink.end_call`."""
+        call = self.made[-1]
+        call.ended = True
+        call.incomplete = not _is_object(call.arguments_json)
+        self.events.append(CallEnd(len(self.made) - 1, call.incomplete))
+
+    def cut_call(self) -> None:
+        """See `Sink.cut_call`."""
+        self.made[-1].ended = True
+        self.events.append(CallEnd(len(self.made) - 1, incomplete=True))
+
+
+def _is_object(text: str) -> bool:
+    """Return whether it is a JSON object; numbers aren't converted, which could take long."""
+    try:
+        value: Any = json.loads(text, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict)
