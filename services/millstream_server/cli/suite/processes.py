@@ -73,6 +73,12 @@ class Child:
         self._process: Process | None = None
         self._log_offset = 0
 
+    def set_old_log_aside(self) -> None:
+        """Rename the last run's log; an older one is replaced."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".log.old"))
+
     async def start(self) -> None:
         """Start the process; its output is appended to the log file."""
         self.phase, self.serving, self.exit_code = "starting", False, None
@@ -184,24 +190,27 @@ class Suite:
             StartError: one of them ended.
         """
         for child in self.children:
-            child.log.parent.mkdir(parents=True, exist_ok=True)
-            if child.log.exists():  # the last run's; an older one is replaced
-                child.log.replace(child.log.with_suffix(".log.old"))
-        starts = asyncio.gather(*(child.start() for child in self.children))
+            child.set_old_log_aside()
+        starts = [asyncio.create_task(child.start()) for child in self.children]
         try:
             while not all(child.serving for child in self.children):
                 await asyncio.sleep(_TICK_S)
-                await asyncio.gather(*(child.check() for child in self.children if child.running))
-                show(self.children)
-                for child in self.children:
-                    if child.ended:
-                        await child.wait()
-                        raise StartError(child)
-                if starts.done():
-                    starts.result()
+                await self._check(show)
+                for start in starts:
+                    if start.done():
+                        start.result()
         finally:
-            starts.cancel()
-            await asyncio.wait([starts])
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+
+    async def _check(self, show: Callable[[Sequence[Child]], None]) -> None:
+        await asyncio.gather(*(child.check() for child in self.children if child.running))
+        show(self.children)
+        for child in self.children:
+            if child.ended:
+                await child.wait()
+                raise StartError(child)
 
     async def watch(self) -> None:
         """Restart processes that end, until cancelled."""

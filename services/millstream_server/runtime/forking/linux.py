@@ -1,4 +1,4 @@
-"""Of Linux: the kernel's care for orphans, and who is at the other end of a Unix socket."""
+"""Of Linux: what becomes of orphans, what `ps` shows, whose process is at a socket's other end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +26,12 @@ def end_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it had ended before the request
         os._exit(1)
+
+
+def show_as(title: str) -> None:
+    """Let `ps` show ``title``, if the library for that was imported: engines bring it."""
+    if (setproctitle := sys.modules.get("setproctitle")) is not None:
+        setproctitle.setproctitle(title)
 
 
 def _prctl(option: int, value: int) -> None:

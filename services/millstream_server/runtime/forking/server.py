@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from millstream_server.runtime.forking.client import JOB_BYTES, Job
@@ -29,6 +28,7 @@ from millstream_server.runtime.forking.linux import (
     OwnUsersSocket,
     adopt_orphans,
     end_with_parent,
+    show_as,
 )
 from millstream_server.runtime.forking.preload import Preload, find
 from millstream_server.runtime.forking.spawning import fork_instead_of_spawning
@@ -127,7 +127,7 @@ def _run(job: Job, preload: Preload) -> None:
     os.environ.update(job.environment)
     if "PYTHONWARNINGS" in job.environment:
         warnings._processoptions(job.environment["PYTHONWARNINGS"].split(","))  # type: ignore[attr-defined]  # noqa: SLF001
-    _show_as(["python", "-m", job.module, *job.arguments])
+    show_as(" ".join(["python", "-m", job.module, *job.arguments]))
     preload.in_service()
     if preload.in_spawned is not None:
         fork_instead_of_spawning(preload.in_spawned)
@@ -135,12 +135,6 @@ def _run(job: Job, preload: Preload) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [job.module, *job.arguments]
     runpy.run_module(job.module, run_name="__main__", alter_sys=True)
-
-
-def _show_as(command: Sequence[str]) -> None:
-    """Let `ps` show a command, if the library for that was imported: engines bring it."""
-    if (setproctitle := sys.modules.get("setproctitle")) is not None:
-        setproctitle.setproctitle(" ".join(command))
 
 
 def main() -> None:

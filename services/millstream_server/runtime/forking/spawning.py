@@ -21,6 +21,7 @@ from millstream_server.runtime.forking.linux import (
     OwnUsersSocket,
     adopt_orphans,
     end_with_parent,
+    show_as,
 )
 
 
@@ -57,6 +58,7 @@ def _serve(parent: int, listener: int, alive: int, in_spawned: Callable[[], None
     """Be the copy; never returns."""
     os.dup2(2, 1)  # the output of a service may be read by a program, and NIXL prints
     end_with_parent(parent)
+    show_as(f"millstream: forks the processes of {parent}")
     # How SGLang's processes report an exception: to their parent, which is this process here.
     signal.signal(signal.SIGQUIT, lambda *_: os.kill(parent, signal.SIGQUIT))
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL))
