@@ -55,10 +55,11 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.parametrize("preload", ["GOOD", "NESTED"])
 async def test_a_forked_process_and_what_it_spawns_have_all_imported(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, tmp_path: Path, preload: str
 ) -> None:
-    started = await start(launcher, tmp_path, "GOOD")
+    started = await start(launcher, tmp_path, preload)
     told = await started.facts()
     own, child = told["own"], told["child"]
     assert own["pid"] == own["session"] == child["session"] == started.process.pid
@@ -66,6 +67,7 @@ async def test_a_forked_process_and_what_it_spawns_have_all_imported(
     assert child["imported"]
     assert own["environment"] == {"TOLD_HOOK": "service", "TOLD_LATE": "set before the spawn"}
     assert child["environment"] == {"TOLD_HOOK": "spawned", "TOLD_LATE": "set before the spawn"}
+    assert told["grandchild"]["imported"] == (preload == "NESTED")
     assert await started.process.wait() == started.process.returncode == 7
 
 

@@ -205,7 +205,7 @@ class Suite:
             await asyncio.gather(*starts, return_exceptions=True)
 
     async def _check(self, show: Callable[[Sequence[Child]], None]) -> None:
-        await asyncio.gather(*(child.check() for child in self.children if child.running))
+        await asyncio.gather(*(child.check() for child in self.children if child.pid))
         show(self.children)
         for child in self.children:
             if child.ended:

@@ -24,6 +24,8 @@ from millstream_server.runtime.forking.linux import (
     show_as,
 )
 
+_PREPARE = spawn.prepare  # a process that is forked from a copy may make a copy of its own
+
 
 def fork_instead_of_spawning(in_spawned: Callable[[], None]) -> None:
     """Let "spawn" fork from a copy of this process, which must have one thread.
@@ -64,17 +66,15 @@ def _serve(parent: int, listener: int, alive: int, in_spawned: Callable[[], None
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGQUIT, signal.SIG_DFL))
     guarded = SimpleNamespace(AF_UNIX=socket.AF_UNIX, socket=OwnUsersSocket)
     forkserver.socket = guarded  # type: ignore[attr-defined]
-    spawn.prepare = partial(_prepare, spawn.prepare, in_spawned)
+    spawn.prepare = partial(_prepare, in_spawned)
     try:
         forkserver.main(listener, alive, [])
     finally:
         os._exit(0)
 
 
-def _prepare(
-    prepare: Callable[[dict[str, Any]], None], in_spawned: Callable[[], None], data: dict[str, Any]
-) -> None:
+def _prepare(in_spawned: Callable[[], None], data: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(data.pop("environment"))
     in_spawned()
-    prepare(data)
+    _PREPARE(data)
