@@ -98,6 +98,7 @@ class Launcher:
         self._failed: set[_Kind] = set()
 
     def __enter__(self) -> Self:
+        self._log.unlink(missing_ok=True)  # the last run's
         return self
 
     def __exit__(self, *_: object) -> None:
