@@ -19,7 +19,7 @@ import transformers  # noqa: F401 - else `TextModel.load` would start a process 
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import alphabet_model
 from tests.support.models.tiny_pipelines import TinyPipelines
-from tests.support.processes import fork_server, forked
+from tests.support.processes import forked, preloads
 
 ALPHABET_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
@@ -150,7 +150,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     if any(item.get_closest_marker("vllm") for item in session.items):
-        fork_server.fork_engine_processes("vllm")  # of the engines in this process
+        preloads.fork_engine_processes(preloads.VLLM)  # of the engines in this process
     sglang = any(item.get_closest_marker("sglang") for item in session.items)
     _begin_forking((item.path for item in session.items), sglang=sglang)
 

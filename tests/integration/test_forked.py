@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from millstream_server.runtime.forking.client import Job, Stream
 from tests.support.processes import forked
 
 _FOREVER = ("http.server", ["0", "--bind", "127.0.0.1"])
 
 
 @contextmanager
-def _streams(out: Path) -> Iterator[tuple[forked.Stream, forked.Stream, forked.Stream]]:
+def _streams(out: Path) -> Iterator[tuple[Stream, Stream, Stream]]:
     with Path(os.devnull).open("rb") as nothing, out.open("wb") as file:
         yield nothing, file, file
 
@@ -45,9 +46,11 @@ def test_its_exit_code_is_known() -> None:
 
 
 def test_the_server_takes_what_it_forked_with_it(tmp_path: Path) -> None:
-    server = forked.ForkServer("services")
-    with _streams(tmp_path / "log") as streams:
-        process = server.fork(*_FOREVER, streams, dict(os.environ))
+    server = forked.fork_server("services")
+    module, arguments = _FOREVER
+    job = Job(module, arguments, dict(os.environ), str(tmp_path))
+    with (tmp_path / "log").open("wb") as log:
+        process = forked.ForkedProcess(server.fork(job, log))
     server.end()
     assert process.wait(10) == -signal.SIGKILL
     assert process.poll() == -signal.SIGKILL

@@ -20,11 +20,11 @@ from packaging.requirements import Requirement
 from millstream_server.runtime.lifecycle.python import wrong_python
 
 GIB = 2**30
-_CPU_SUITE_BYTES = 6 * GIB
-"""For prefill and decode, about 2 GiB each, the Processor, and a reserve."""
-_MULTIMODAL_BYTES = 8 * GIB
+_CPU_SUITE_BYTES = 3 * GIB
+"""For prefill, decode and the Processor, 1.1 GiB with the demo model, and a reserve."""
+_MULTIMODAL_BYTES = 4 * GIB
 """The same with an encode worker."""
-_EVERY_SERVICE_BYTES = 12 * GIB
+_EVERY_SERVICE_BYTES = 5 * GIB
 """Of `up --all`, as README.md says."""
 _SIMULATED_SUITE_BYTES = GIB
 _DISK_BYTES = GIB

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from millstream_server.cli import machine
 from millstream_server.cli.answers import open_console
 from millstream_server.cli.flags import fail
 from millstream_server.cli.suite.display import explain_start, print_event, print_ready, progress
+from millstream_server.cli.suite.launching import Launcher
 from millstream_server.cli.suite.models import (
     FurtherModel,
     PlanError,
@@ -126,9 +128,13 @@ async def up(plan: SuitePlan, command: CommandOf) -> int:
     for worker in plan.workers:  # of an earlier run: this one begins with the model's own weights
         plan.weights_record(worker).unlink(missing_ok=True)
     admin_key = secrets.token_hex(32)
-    children = _children(plan, command, admin_key)
-    suite = Suite(children, lambda text: print_event(console, text))
-    with _stop_signals() as (stop, force), announced(plan, admin_key):
+    with (
+        _stop_signals() as (stop, force),
+        announced(plan, admin_key),
+        Launcher(plan.options.log_dir) as launcher,
+    ):
+        children = _children(plan, command, admin_key, launcher)
+        suite = Suite(children, lambda text: print_event(console, text))
         try:
             return await _serve(console, plan, suite, stop, force)
         finally:
@@ -156,7 +162,9 @@ async def _serve(
     return 0 if clean else 1
 
 
-def _children(plan: SuitePlan, command: CommandOf, admin_key: str) -> list[Child]:
+def _children(
+    plan: SuitePlan, command: CommandOf, admin_key: str, launcher: Launcher
+) -> list[Child]:
     # Passed on to the children unchanged.
     env = dict(os.environ)
     # Their admin ports are open to this machine: without a key every user of it could operate them.
@@ -171,6 +179,7 @@ def _children(plan: SuitePlan, command: CommandOf, admin_key: str) -> list[Child
             command(service),
             env if service.gpu is None else {"CUDA_VISIBLE_DEVICES": str(service.gpu), **env},
             plan.options.log_dir / f"{service.name}.log",
+            partial(launcher.start, plan.preload(service)),
         )
         for service in plan.services
     ]

@@ -294,6 +294,9 @@ class Adapter:
     """Whether its embedder is right about a model, as far as the model's files say."""
     environment: OwnEnvironment | None = None
     """Where `millstream up` runs its workers; None: where it runs itself."""
+    preload: str = ""
+    """Names what the process imports from which `millstream up` forks its workers where there is no
+    GPU (`runtime.forking.preload.find`); empty: each worker has an interpreter of its own."""
     suite_flags: Callable[[str, Path], Sequence[str]] = lambda _service, _model: ()
     """Flags that `millstream up` gives a worker of a service for a model, besides `--engine`, which
     encode workers don't get; "dllm": a diffusion worker that makes text. Raises SettingsError."""

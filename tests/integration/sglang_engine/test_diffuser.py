@@ -14,7 +14,7 @@ from millstream_testing.waiting import until
 from tests.support.engines.diffuser_engines import SGLANG_VARIABLE
 from tests.support.models.tiny_pipelines import TinyPipelines
 from tests.support.processes import forked
-from tests.support.processes.fork_server import PRELOAD_VARIABLE
+from tests.support.processes.preloads import PRELOAD_VARIABLE
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

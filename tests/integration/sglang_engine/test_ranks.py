@@ -17,8 +17,8 @@ from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.runtime.errors import InvalidRequestError
 from tests.support.engines.engine_process import EngineProcess
 from tests.support.engines.sglang_requests import LONG, PROMPTS, answer, generation, prompt, result
-from tests.support.processes.fork_server import NESTED_VARIABLE
 from tests.support.processes.ports import free_port
+from tests.support.processes.preloads import NESTED_VARIABLE
 
 pytestmark = [
     pytest.mark.sglang,

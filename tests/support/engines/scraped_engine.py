@@ -20,7 +20,7 @@ from millstream_server.generation.request import GenerationRequest, Prompt, new_
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.worker.engine_metrics import EngineMetrics
-from tests.support.processes.fork_server import fork_engine_processes
+from tests.support.processes import preloads
 from tests.support.telemetry.scraping import OPENMETRICS, Scrape, scrape
 
 REQUESTS, PROMPT, NEW, LONG = 3, 30, 60, 1900
@@ -90,7 +90,7 @@ async def run(model: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     if _VARIABLE in os.environ:  # this is an interpreter of its own; SGLang's processes needn't be
-        fork_engine_processes()
+        preloads.fork_engine_processes(preloads.SGLANG)
     out = os.fdopen(os.dup(1), "w")  # what SGLang prints goes to stderr
     os.dup2(2, 1)
     seen = asyncio.run(run(sys.argv[1]))

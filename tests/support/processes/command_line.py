@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from millstream_server.runtime.forking.client import Stream
 from tests.support.processes import forked
 
 MILLSTREAM = (
@@ -77,7 +78,7 @@ async def without_reader(*args: str) -> Outcome:
 
 async def _ended(
     args: Sequence[str],
-    streams: tuple[forked.Stream, forked.Stream, forked.Stream],
+    streams: tuple[Stream, Stream, Stream],
     folder: Path | None,
 ) -> int:
     process = forked.start("services", _COMMAND, args, streams, dict(os.environ), folder=folder)

@@ -12,27 +12,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
-import secrets
 import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import Literal, Protocol
+
+from millstream_server.runtime.forking.client import ForkServer, Job, Stream, new_address, send
 
 Kind = Literal["services", "sglang", "vllm"]
 SUITE_PYTHON = Path(__file__).parents[3] / ".venv" / "bin" / "python"
 """That of `make setup`, which has SGLang; tests of vLLM run in another one."""
-Stream = IO[bytes] | int
 # Read when an interpreter or a library starts: too early for a process that is forked.
 _READ_AT_START = ("PYTHONHASHSEED", "PYTHONDEVMODE", "PROMETHEUS_MULTIPROC_DIR")
-_END_TIMEOUT_S = 20.0
+_PRELOADS = "tests.support.processes.preloads"
 
 
 class Process(Protocol):
@@ -90,53 +88,6 @@ class ForkedProcess:
             os.kill(self.pid, sig)
 
 
-class ForkServer:
-    """`tests.support.processes.fork_server` in its process, from the test's side."""
-
-    def __init__(self, kind: Kind, address: str = "") -> None:
-        """Start it; it imports while the tests go on, and jobs wait for it."""
-        self._life, theirs = socket.socketpair()
-        self.address = address or _new_address(kind)
-        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind("\0" + self.address)
-            listener.listen()
-            descriptors = (listener.fileno(), theirs.fileno())
-            self._process = subprocess.Popen(
-                [
-                    _python(kind),
-                    "-m",
-                    "tests.support.processes.fork_server",
-                    kind,
-                    *map(str, descriptors),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # One thread: none of a pool may exist at the fork.
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
-
-    def fork(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        streams: Sequence[Stream],
-        environment: Mapping[str, str],
-    ) -> ForkedProcess:
-        """Start ``module`` as `start` does."""
-        return _fork(self.address, _job(module, arguments, environment, None), streams)
-
-    def end(self) -> None:
-        """End it, and kill every process that it forked and that still runs."""
-        self._life.close()
-        try:
-            self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
 _servers: dict[Kind, ForkServer] = {}
 _announced: dict[Kind, str] = {}
 """Addresses of servers that this process will start."""
@@ -145,7 +96,15 @@ _announced: dict[Kind, str] = {}
 def announce(*kinds: Kind) -> None:
     """Tell children that start from now on where `begin` will start servers, if it does."""
     for kind in kinds:
-        _announced[kind] = os.environ[_address_name(kind)] = _new_address(kind)
+        _announced[kind] = os.environ[_address_name(kind)] = new_address()
+
+
+def fork_server(kind: Kind, address: str = "") -> ForkServer:
+    """Start a server; it imports while the tests go on, and jobs wait for it."""
+    # One thread: none of a pool may exist at the fork.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    preload = f"{_PRELOADS}:{kind.upper()}"
+    return ForkServer(preload, address=address, python=_python(kind), environment=environment)
 
 
 def begin(*kinds: Kind) -> None:
@@ -155,7 +114,7 @@ def begin(*kinds: Kind) -> None:
     """
     for kind in kinds:
         if kind in _announced or not begun(kind):
-            _servers[kind] = ForkServer(kind, _announced.pop(kind, ""))
+            _servers[kind] = fork_server(kind, _announced.pop(kind, ""))
             os.environ[_address_name(kind)] = _servers[kind].address
 
 
@@ -181,10 +140,6 @@ def _address_name(kind: Kind) -> str:
     return f"MILLSTREAM_TEST_FORK_{kind.upper()}"
 
 
-def _new_address(kind: Kind) -> str:
-    return f"millstream-{kind}-{secrets.token_hex(8)}"
-
-
 def start(
     kind: Kind,
     module: str,
@@ -202,8 +157,9 @@ def start(
     """
     address = os.environ.get(_address_name(kind))
     if address and not interpreter and not any(name in environment for name in _READ_AT_START):
+        job = Job(module, list(arguments), dict(environment), str(folder or Path.cwd()))
         with contextlib.suppress(ConnectionRefusedError):  # announced, and not begun
-            return _fork(address, _job(module, arguments, environment, folder), streams)
+            return ForkedProcess(send(address, job, streams))
     stdin, stdout, stderr = streams
     if module.startswith("tests."):  # it is found from any folder
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -216,30 +172,6 @@ def start(
         env=environment,
         start_new_session=True,
     )
-
-
-def _job(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path | None
-) -> bytes:
-    job = {
-        "module": module,
-        "arguments": list(arguments),
-        "environment": dict(environment),
-        "folder": str(folder or Path.cwd()),
-    }
-    return json.dumps(job).encode()
-
-
-def _fork(address: str, job: bytes, streams: Sequence[Stream]) -> ForkedProcess:
-    files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.connect("\0" + address)
-        status, theirs = os.pipe()
-        try:
-            socket.send_fds(server, [job], [*files, theirs])
-        finally:
-            os.close(theirs)
-    return ForkedProcess(status)
 
 
 def run(

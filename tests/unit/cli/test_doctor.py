@@ -72,10 +72,10 @@ def _memory(root: Path, available_gib: float, limit_gib: float | None = None) ->
     ("available", "limit", "has_gpu", "level"),
     [
         (8, None, False, Level.OK),
-        (8, 7, False, Level.OK),
-        (8, 6, False, Level.MISS),  # The container has used 1 of its 6 GiB.
-        (4, None, False, Level.MISS),
-        (4, None, True, Level.WARN),
+        (8, 4, False, Level.OK),
+        (8, 3, False, Level.MISS),  # The container has used 1 of its 3 GiB.
+        (2, None, False, Level.MISS),
+        (2, None, True, Level.WARN),
     ],
 )
 def test_memory(
@@ -89,8 +89,8 @@ def test_memory(
 @pytest.mark.parametrize(
     ("suite", "available", "says"),
     [
-        ({"every_service": True}, 8, "this suite takes 12 GiB on the CPU"),
-        ({"multimodal": True}, 7, "this suite takes 8 GiB on the CPU"),
+        ({"every_service": True}, 4, "this suite takes 5 GiB on the CPU"),
+        ({"multimodal": True}, 3, "this suite takes 4 GiB on the CPU"),
         ({"every_service": True, "simulated": True}, 2, ""),
     ],
 )

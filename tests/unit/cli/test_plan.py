@@ -19,6 +19,7 @@ from millstream_server.cli.suite.models import (
 from millstream_server.cli.suite.plan import (
     PlannedService,
     PortClaims,
+    SuitePlan,
     UpOptions,
     is_free,
     make_plan,
@@ -29,6 +30,7 @@ from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings
+from millstream_server.runtime.forking.preload import find
 from tests.support.models.vector_models import write_modules
 from tests.support.processes.stand_in import write_vision_config
 
@@ -72,6 +74,22 @@ def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClai
     assert front.workers == (prefill.address, decode.address)
     assert front.model_directories() == {"m": options.model}
     assert front.policy is PolicyName.ROUND_ROBIN
+
+
+def test_without_a_gpu_workers_of_an_engine_that_imports_long_are_forked(
+    options: UpOptions, ports: PortClaims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_gpu = False
+    monkeypatch.setattr("millstream_server.cli.suite.plan.gpu_present", lambda: has_gpu)
+    plan = make_plan(replace(options, engine="sglang"), ports)
+    *workers, processor = plan.services
+    (preload,) = {plan.preload(worker) for worker in workers}
+    assert "sglang.srt.managers.scheduler" in find(preload).modules
+    assert plan.preload(processor) == ""
+    simulated = SuitePlan(replace(options, engine="simulated"), plan.services)
+    assert not any(simulated.preload(worker) for worker in workers)
+    has_gpu = True
+    assert not any(plan.preload(worker) for worker in workers)
 
 
 def test_aggregated_has_no_prefill(options: UpOptions, ports: PortClaims) -> None:

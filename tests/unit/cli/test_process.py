@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
+from millstream_server.cli.suite.launching import Launcher
 from millstream_server.cli.suite.plan import PlannedService
 from millstream_server.cli.suite.processes import TAIL_LINES, Child
 from millstream_server.runtime.lifecycle.main import PORT_FAILED
@@ -15,7 +17,8 @@ SERVICE = PlannedService(
 
 
 def child(program: str, log: Path) -> Child:
-    return Child(SERVICE, [sys.executable, "-u", "-c", program], dict(os.environ), log)
+    launch = partial(Launcher(log.parent).start, "")
+    return Child(SERVICE, [sys.executable, "-u", "-c", program], dict(os.environ), log, launch)
 
 
 async def test_the_last_phase_logged_counts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from millstream_server.cli.suite.display import progress
 
 
 class _Child:
-    running = True
+    ended = False
 
     def __init__(self, name: str, phase: str, *, serving: bool = False) -> None:
         self.service = self

@@ -63,7 +63,7 @@ def _grid(children: Sequence[Child], spinner: Spinner, served_s: dict[Child, flo
     grid = Table.grid(padding=(0, 2))
     for child in children:
         now = time.monotonic()
-        mark: Spinner | Text = spinner if child.running else Text("✗", style="red")
+        mark: Spinner | Text = Text("✗", style="red") if child.ended else spinner
         if child.serving:
             now = served_s.setdefault(child, now)
             mark = Text("✓", style="green")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.suite.models import FurtherModel, PlanError, check_vision
-from millstream_server.engines.registry import adapter
+from millstream_server.engines.registry import adapter, encoder_for
+from millstream_server.engines.torch_on_cpu import gpu_present
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.settings import SettingsError
 
@@ -197,10 +198,22 @@ class SuitePlan:
 
     def _python(self, service: PlannedService) -> str:
         """Return the Python that runs a service: an engine may have an environment of its own."""
-        if service.role in {"processor", "encode"}:
-            return sys.executable
+        return sys.executable if service.role == "processor" else python_of(self._engine(service))
+
+    def _engine(self, worker: PlannedService) -> str:
         chats = self.options.engine
-        return python_of(service.further.engine(chats) if service.further else chats)
+        if worker.role == "encode" and chats != "simulated":
+            return encoder_for(self.options.model)
+        return worker.further.engine(chats) if worker.further else chats
+
+    def preload(self, service: PlannedService) -> str:
+        """Return what the fork server imports that starts a service; empty: none does.
+
+        With a GPU none does: a process that has used CUDA can't be forked.
+        """
+        if service.role == "processor" or sys.platform != "linux" or gpu_present():
+            return ""
+        return adapter(self._engine(service)).preload
 
     def weights_record(self, service: PlannedService) -> Path:
         """Return the file that notes a worker's last update of weights for its restarts."""

@@ -7,20 +7,21 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream_server.cli.client import open_channel
-from millstream_server.cli.suite import lifeline
+from millstream_server.cli.suite.launching import Process
 from millstream_server.cli.suite.plan import PlannedService
 
+Launch = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Awaitable[Process]]
+"""Starts a command with an environment and a file for its output, in a session of its own."""
 TAIL_LINES = 15
 # As `runtime.telemetry.log` writes it; no other line can look like this.
 _PHASE = re.compile(r'^\S+ \S+ [A-Z]+ [\w.]+: phase phase=(?:"([^"]*)"|(\S+))', re.MULTILINE)
@@ -52,9 +53,14 @@ class Child:
     """
 
     def __init__(
-        self, service: PlannedService, command: Sequence[str], env: Mapping[str, str], log: Path
+        self,
+        service: PlannedService,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        launch: Launch,
     ) -> None:
-        """Prepare; ``command`` begins with the program's full path."""
+        """Prepare; ``launch`` starts ``command``, which begins with the program's full path."""
         self.service = service
         self.log = log
         self.phase = ""
@@ -63,33 +69,38 @@ class Child:
         self.exit_code: int | None = None
         self._command = tuple(command)
         self._env = dict(env)
-        self._process: asyncio.subprocess.Process | None = None
+        self._launch = launch
+        self._process: Process | None = None
         self._log_offset = 0
+
+    def set_old_log_aside(self) -> None:
+        """Rename the last run's log; an older one is replaced."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if self.log.exists():
+            self.log.replace(self.log.with_suffix(".log.old"))
 
     async def start(self) -> None:
         """Start the process; its output is appended to the log file."""
         self.phase, self.serving, self.exit_code = "starting", False, None
         self.started_s = time.monotonic()
+        self._process = None
         with self.log.open("ab") as output:
             self._log_offset = output.tell()
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid())),
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._env,
-                start_new_session=True,
-            )
+            self._process = await self._launch(self._command, self._env, output)
 
     @property
     def pid(self) -> int:
-        """Process id, 0 before the first start."""
+        """Process id, 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended since it was started."""
+        return self._process is not None and self._process.returncode is not None
 
     async def wait(self) -> int:
         """Wait for the end, then kill its remaining children; return the exit code."""
@@ -179,18 +190,27 @@ class Suite:
             StartError: one of them ended.
         """
         for child in self.children:
-            child.log.parent.mkdir(parents=True, exist_ok=True)
-            if child.log.exists():  # the last run's; an older one is replaced
-                child.log.replace(child.log.with_suffix(".log.old"))
-            await child.start()
-        while not all(child.serving for child in self.children):
-            await asyncio.gather(*(child.check() for child in self.children))
-            show(self.children)
-            for child in self.children:
-                if not child.running:
-                    await child.wait()
-                    raise StartError(child)
-            await asyncio.sleep(_TICK_S)
+            child.set_old_log_aside()
+        starts = [asyncio.create_task(child.start()) for child in self.children]
+        try:
+            while not all(child.serving for child in self.children):
+                await asyncio.sleep(_TICK_S)
+                await self._check(show)
+                for start in starts:
+                    if start.done():
+                        start.result()
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+
+    async def _check(self, show: Callable[[Sequence[Child]], None]) -> None:
+        await asyncio.gather(*(child.check() for child in self.children if child.pid))
+        show(self.children)
+        for child in self.children:
+            if child.ended:
+                await child.wait()
+                raise StartError(child)
 
     async def watch(self) -> None:
         """Restart processes that end, until cancelled."""

@@ -316,5 +316,6 @@ ADAPTER = Adapter(
     ),
     embedder=Offer(make=_embedder, read_arguments=_read_for_vectors, follow=_vector_follower),
     embeds=_embeds,
+    preload="millstream_server.engines.sglang.preload:PRELOAD",
     suite_flags=_suite_flags,
 )

@@ -98,4 +98,5 @@ ADAPTER = Adapter(
     pixels=transformers.pixels,
     embedder=Offer(make=_embedder, read_arguments=_read_for_vectors),
     environment=OwnEnvironment("vllm", ".venv-vllm", "make setup-vllm"),
+    preload="millstream_server.engines.vllm.preload:PRELOAD",
 )

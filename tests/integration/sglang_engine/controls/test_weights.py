@@ -39,8 +39,8 @@ from tests.support.engines.sglang_requests import (
 )
 from tests.support.models.checkpoints import changed, save, weights_of
 from tests.support.processes import forked
-from tests.support.processes.fork_server import PRELOAD_VARIABLE
 from tests.support.processes.ports import free_port
+from tests.support.processes.preloads import PRELOAD_VARIABLE
 
 pytestmark = [
     pytest.mark.sglang,
