@@ -133,7 +133,7 @@ class EngineStart:
         if channel is not None:
             os.environ.update(channel.environment())
             arguments["kv_transfer_config"] = vllm.KVTransferConfig(**channel.transfer_config())
-            if channel.is_written_to:
+            if channel.connector == "push":
                 arguments["worker_extension_cls"] = withdrawal.WORKER
         try:
             vllm_config = _configured(vllm, config, arguments)
