@@ -332,6 +332,27 @@ async def test_what_came_before_an_error_is_sent_first(text_model: TextModel) ->
     assert list(it.turn.choices[0].token_ids) == list(ids)
 
 
+async def test_a_prefill_worker_that_is_lost_after_decodes_first_token(
+    text_model: TextModel,
+) -> None:
+    """The KV cache has come, though prefill's end has not: only prompt logprobs still need it."""
+    ids = text_model.encode("Hello", add_special_tokens=False)
+    it = _started(text_model, PAIR)
+    it.workers.sinks["decode"][0].emit(ids)
+    it.workers.sinks["prefill"][0].fail(WorkerLostError("gone"))
+    it.workers.sinks["decode"][0].finish(DONE)
+    await it.client.end()
+    assert (it.client.texts, it.client.raised) == (["Hello"], None)
+    assert it.workers.cancels == []
+    assert it.admission.left == 1
+
+    it = _started(text_model, PAIR, logprobs=LogprobOptions(prompt=True))
+    it.workers.sinks["decode"][0].emit(ids)
+    it.workers.sinks["prefill"][0].fail(WorkerLostError("gone"))
+    await it.client.end()
+    assert isinstance(it.client.raised, WorkerLostError)
+
+
 @pytest.mark.parametrize(
     ("top", "most"),
     [(None, 16_384), (0, 256), (20, 256)],

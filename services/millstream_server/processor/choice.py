@@ -193,10 +193,16 @@ class Choice(Leg):
         """Whether the prompt's logprobs are requested and have not arrived."""
         return self.wants_prompt_logprobs and self.prompt.result is None
 
-    @property
-    def needs_legs(self) -> bool:
-        """Whether a failure of a leg fails the choice: its output is still incomplete."""
-        return self.finish_reason is None and (self.result is None or self.waits_for_prompt)
+    def needs(self, leg: Leg) -> bool:
+        """Whether a failure of a leg fails the choice: something of it is still to come.
+
+        Nothing is, of a prompt's leg, once decode has sent a token: the KV cache has come. Its end
+        may be told later, and is lost if its worker dies meanwhile.
+        """
+        if self.finish_reason is not None:
+            return False
+        handed_off = leg is self.prompt_leg and self.has_tokens
+        return self.waits_for_prompt or (self.result is None and not handed_off)
 
     @property
     def cached_tokens(self) -> int:

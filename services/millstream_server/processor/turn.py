@@ -157,7 +157,7 @@ class Turn:
             if choice.ticket is not None and not (self._closed or self.error):
                 self._go_on(choice, leg)
             self.output.send_now()
-        elif choice.needs_legs:
+        elif choice.needs(leg):
             self.fail(leg.error)
         if leg is choice and all(choice.over for choice in self.choices):
             self._admission.leave()

@@ -33,13 +33,14 @@ from tests.support.engines.vllm_engines import (
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 _TIMEOUT_S = 6.0
-_LEASE_S = 6
+_LEASE_S = {"push": 120, "pull": 6}
+"""Push: longer than any test waits for blocks to be free."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["push", "pull"])
 async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
     settings = {"max_running_requests": 8, "transfer_timeout_s": _TIMEOUT_S}
-    with mock.patch.object(handoff, "LEASE_S", _LEASE_S):
+    with mock.patch.object(handoff, "LEASE_S", _LEASE_S[request.param]):
         starting = started_pair(model, connector=request.param, **settings)
         async with starting as running:
             yield running
@@ -88,7 +89,7 @@ async def test_decode_can_begin_long_before_or_after(pair: Pair) -> None:
 
 
 async def test_an_abort_of_decode_while_it_waits(pair: Pair, expected: list[list[int]]) -> None:
-    """Prefill writes nothing into blocks that are free by then, and keeps its own for the lease."""
+    """Prefill writes nothing into blocks that are free by then, and doesn't keep its own."""
     assert pair.decode.info.kv_transfer is not None
     if pair.decode.info.kv_transfer.prefill_first:
         pytest.skip("decode doesn't wait for prefill: it comes after it")

@@ -25,6 +25,7 @@ from millstream_server.engines.vllm.loads import read_load
 from millstream_server.engines.vllm.media import item_limits, media_model
 from millstream_server.engines.vllm.metrics import VllmMetrics, collect
 from millstream_server.engines.vllm.runs import Run, Runs
+from millstream_server.engines.vllm.withdrawal import free_withdrawn
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest, Prompt
@@ -69,6 +70,8 @@ class VllmEngine:
             kv_publisher=self._kv.publisher(),
         )
         built = await self._lifetime.start(self._config)
+        if built.channel is not None and built.channel.writes:
+            await free_withdrawn(built.client)
         model_hash = await asyncio.to_thread(fingerprint, Path(self._config.model_path))
         info = describe(built, self._config, media, model_hash=model_hash)
         info = replace(

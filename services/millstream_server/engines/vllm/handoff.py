@@ -65,6 +65,11 @@ class SideChannel:
         """Whether it waits for prefill to write into its blocks."""
         return self.role is Role.DECODE and self.connector == "push"
 
+    @property
+    def writes(self) -> bool:
+        """Whether it writes into decode's blocks."""
+        return self.role is Role.PREFILL and self.connector == "push"
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that vLLM's processes read."""
         return {

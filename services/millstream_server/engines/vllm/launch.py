@@ -70,18 +70,26 @@ class BuiltEngine:
         """KV blocks of a rank; vLLM keeps one for itself."""
         return int(self.config.cache_config.num_gpu_blocks) // self.ranks - 1
 
+    def core_pids(self) -> list[int]:
+        """Return the ids of vLLM's core processes, one for each rank."""
+        return _core_pids(self.client)
+
     def pids(self) -> list[int]:
         """Return the ids of vLLM's processes."""
         return [process.pid for process in _tree(self.client)]
+
+
+def _core_pids(client: Any) -> list[int]:
+    return [process.pid for process in client.resources.engine_manager.processes]
 
 
 def _tree(client: Any) -> list[Any]:
     """Return vLLM's processes, core processes before their workers."""
     psutil: Any = importlib.import_module("psutil")
     found = []
-    for process in client.resources.engine_manager.processes:
+    for pid in _core_pids(client):
         with contextlib.suppress(psutil.Error):
-            core = psutil.Process(process.pid)
+            core = psutil.Process(pid)
             found += [core, *core.children(recursive=True)]
     return found
 
@@ -125,7 +133,7 @@ class EngineStart:
         if channel is not None:
             os.environ.update(channel.environment())
             arguments["kv_transfer_config"] = vllm.KVTransferConfig(**channel.transfer_config())
-            if channel.is_written_to:
+            if channel.connector == "push":
                 arguments["worker_extension_cls"] = withdrawal.WORKER
         try:
             vllm_config = _configured(vllm, config, arguments)

@@ -1,7 +1,8 @@
 """The names of vLLM that this adapter uses: most are no public interface, so releases change them.
 
-`tests/integration/vllm_engine/test_names.py` says which of them a vLLM lacks. Methods and fields
-are in `MEMBERS`.
+`tests/integration/vllm_engine/test_names.py` says which of them a vLLM lacks. Methods and functions
+are in `MEMBERS`, what objects set on themselves in `ATTRIBUTES`; the test has the fields of
+messages, and digests of the code that is wrapped or imitated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from millstream_server.runtime.errors import EngineFailedError
 
 PACKAGE = "vllm"
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 CLASSES: Mapping[str, str] = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "EngineCoreClient": "vllm.v1.engine.core_client",
@@ -46,8 +48,23 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
         *("add_lora_async", "remove_lora_async", "sleep_async", "wake_up_async", "shutdown"),
     ),
     "vllm.v1.engine.core.EngineCoreProc": ("run_engine_core",),
+    "vllm.v1.core.sched.scheduler.Scheduler": ("_update_from_kv_xfer_finished",),
+    f"{_NIXL}.push_worker.NixlPushConnectorWorker": ("_do_start_push_kv",),
     "vllm.platforms.cpu.CpuPlatform": ("discover_numa_topology",),
+    "vllm.distributed.kv_transfer": ("get_kv_transfer_group",),
+    "vllm.envs": ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
 }
+ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    "vllm.v1.engine.core_client.AsyncMPClient": ("outputs_queue", "resources"),
+    "vllm.v1.engine.utils.CoreEngineProcManager": ("processes",),
+    "vllm.v1.core.sched.scheduler.Scheduler": ("requests",),
+    f"{_NIXL}.connector.NixlPushConnector": ("connector_worker",),
+    f"{_NIXL}.push_worker.NixlPushConnectorWorker": (
+        *("_recving_metadata", "_recving_transfers", "_reg_send_inbox", "_push_writer_wake"),
+        *("_sending_transfers", "_sending_transfers_lock", "vllm_config", "engine_id"),
+    ),
+}
+"""Set in the source of the class or of one that it extends."""
 
 
 @dataclass(frozen=True, slots=True)

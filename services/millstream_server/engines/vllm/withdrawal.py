@@ -1,9 +1,10 @@
-"""Frees a decode engine's blocks when the prefill that would write into them doesn't come (push).
+"""Frees the blocks of a hand-off by push that doesn't come about, at both ends.
 
 vLLM keeps the blocks of a request that was aborted while it waited until prefill has written into
 them, and its core steps without a pause until then. If prefill is gone, or was cancelled, that is
 for ever. So prefill is told to write nothing; a write that has begun gets time to end; then vLLM is
-told that it has.
+told that it has. A prefill that was told so, and whose own abort came too late, frees its blocks
+when it ends: vLLM would keep them until the lease is over.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ log = get_log(__name__)
 
 WRITE_S = 5.0
 """Longest that a write which has begun takes to end."""
-WORKER = f"{__name__}.DecodeWorker"
-"""VLLM's `worker_extension_cls` of a decode engine."""
+WORKER = f"{__name__}.PushWorker"
+"""VLLM's `worker_extension_cls` of an engine that hands off by push."""
 
 
 class Withdrawals:
@@ -57,8 +58,27 @@ class Withdrawals:
             task.cancel()
 
 
-class DecodeWorker:
-    """Methods that vLLM adds to its worker, which holds the decode end of transfers."""
+async def free_withdrawn(client: Any) -> None:
+    """Let a prefill engine free the blocks of requests that decode has withdrawn; at its start."""
+    await client.collective_rpc_async("free_withdrawn")
+
+
+class PushWorker:
+    """Methods that vLLM adds to its worker, which holds an end of transfers."""
+
+    def free_withdrawn(self) -> None:
+        """Treat what prefill need not write as written. See `withdraw_transfers`."""
+        connector = _connector()
+        write = connector._do_start_push_kv  # noqa: SLF001 - no public one
+
+        def write_if_wanted(core_id: str, blocks: Any, registration: Mapping[str, Any]) -> None:
+            if any(registration["local_block_ids"]):
+                write(core_id, blocks, registration)
+                return
+            with connector._sending_transfers_lock:  # noqa: SLF001
+                connector._sending_transfers.setdefault(core_id, [])  # noqa: SLF001
+
+        connector._do_start_push_kv = write_if_wanted  # noqa: SLF001
 
     def withdraw_transfers(self, peers: Mapping[str, Mapping[str, Any]]) -> None:
         """Tell prefill to write nothing: a registration without blocks replaces the first one."""
