@@ -9,31 +9,27 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import diffusion_pb2, embedding_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client import requests
+from millstream_client import diffusion_requests, requests, vector_requests
 from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation, History, Turn, ask
 from millstream_client.errors import DeadlineExceededError, UnavailableError
 from millstream_client.media import ImageInput, VideoInput, attached
 from millstream_client.openai_shapes import Tool
 from millstream_client.request import NO_RETRY, Retry
-from millstream_client.requests import ChatInput, EmbedInput, GivenMessage, TextInput, TextOrIds
+from millstream_client.requests import ChatInput, GivenMessage, TextInput, TextOrIds
 from millstream_client.results import Embeddings
 from millstream_client.service_config import EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
 from millstream_client.structured import constraint_of
 from millstream_client.transport import Metadata, Options, Tls, plan_transport
+from millstream_client.vector_requests import EmbedInput
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from millstream_client.requests import (
-        ChatKnobs,
-        EmbedKnobs,
-        ImageKnobs,
-        RequestKnobs,
-        RerankKnobs,
-        VideoKnobs,
-    )
+    from millstream_client.diffusion_requests import ImageKnobs, VideoKnobs
+    from millstream_client.requests import ChatKnobs, RequestKnobs
+    from millstream_client.vector_requests import EmbedKnobs, RerankKnobs
 
 
 class Client:
@@ -186,14 +182,14 @@ class Client:
         Raises:
             MediaFileError: the input image can't be read.
         """
-        request = requests.image_request(prompt, **knobs)
+        request = diffusion_requests.image_request(prompt, **knobs)
         return self.connection.media(diffusion_pb2.GenerateImageResponse, request, timeout_s)
 
     def generate_video(
         self, prompt: str, *, timeout_s: float | None = None, **knobs: Unpack[VideoKnobs]
     ) -> MediaStream:
         """Make videos from words."""
-        request = requests.video_request(prompt, **knobs)
+        request = diffusion_requests.video_request(prompt, **knobs)
         return self.connection.media(diffusion_pb2.GenerateVideoResponse, request, timeout_s)
 
     async def embed(
@@ -203,7 +199,9 @@ class Client:
 
         More texts than fit in one request are sent in several, one after another.
         """
-        return await self.connection.embed(requests.embed_requests(texts, **knobs), timeout_s)
+        return await self.connection.embed(
+            vector_requests.embed_requests(texts, **knobs), timeout_s
+        )
 
     async def rerank(
         self,
@@ -214,7 +212,7 @@ class Client:
         **knobs: Unpack[RerankKnobs],
     ) -> list[embedding_pb2.RankedDocument]:
         """Score documents by how well they answer a query; return them best first."""
-        request = requests.rerank_request(query, documents, **knobs)
+        request = vector_requests.rerank_request(query, documents, **knobs)
         response = await self.connection.call(
             f"/{EMBEDDING_SERVICE}/Rerank", embedding_pb2.RerankResponse, request, timeout_s
         )

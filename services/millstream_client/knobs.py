@@ -87,6 +87,16 @@ def generation_options(**knobs: Unpack[Knobs]) -> processor_pb2.GenerationOption
     return options
 
 
+def check_names(knobs: Mapping[str, object], kind: Any, of: str) -> None:
+    """Refuse names that a TypedDict of knobs hasn't.
+
+    Raises:
+        TypeError: there is one.
+    """
+    if unknown := knobs.keys() - kind.__annotations__.keys():
+        raise TypeError(f"{min(unknown)!r} is no option of {of}")
+
+
 _ELSEWHERE = {
     "max_tokens": "write max_new_tokens=",
     "max_completion_tokens": "write max_new_tokens=",

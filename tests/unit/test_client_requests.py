@@ -10,14 +10,10 @@ from google.protobuf import duration_pb2
 
 from millstream.v1 import processor_pb2, sampling_pb2
 from millstream_client.answers import Answer
+from millstream_client.diffusion_requests import image_request, video_request
 from millstream_client.knobs import KNOBS, Knobs, Sampling, generation_options
-from millstream_client.requests import (
-    complete_request,
-    embed_requests,
-    image_request,
-    rerank_request,
-    video_request,
-)
+from millstream_client.requests import complete_request
+from millstream_client.vector_requests import embed_requests, rerank_request
 
 
 def test_what_is_left_out_stays_unset() -> None:
