@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from millstream.v1 import diffusion_pb2, embedding_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client import diffusion_requests, requests, vector_requests
+from millstream_client.chat import ask
 from millstream_client.connection import Connection
-from millstream_client.conversation import Conversation, History, Turn, ask
-from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.conversation import Conversation
+from millstream_client.functions import functions_of
+from millstream_client.history import History, Turn
 from millstream_client.media import ImageInput, VideoInput, attached
 from millstream_client.openai_shapes import Tool
-from millstream_client.request import NO_RETRY, Retry
-from millstream_client.requests import ChatInput, GivenMessage, TextInput, TextOrIds
+from millstream_client.request import Retry
+from millstream_client.requests import AnyMessage, ChatInput, GivenMessage, TextInput, TextOrIds
 from millstream_client.results import Embeddings
 from millstream_client.service_config import EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
@@ -104,7 +105,8 @@ class Client:
     ) -> AnswerStream:
         """Send a question or a conversation; return the answer's stream.
 
-        Messages and ``tools`` may also be dicts in the shape of OpenAI's chat API.
+        Messages and ``tools`` may also be dicts in the shape of OpenAI's chat API, and ``tools``
+        Python functions, which `AnswerStream.run_tools` runs (docs/tools.md).
 
         With ``answer_type``, a pydantic model, a dataclass, a TypedDict or a JSON Schema, the
         answer is JSON that fits it, and `Answer.parsed` is the object (docs/structured-output.md).
@@ -118,9 +120,7 @@ class Client:
             if "constraint" in knobs:
                 raise TypeError("answer_type= is a constraint itself: give one of the two")
             knobs["constraint"] = constraint_of(answer_type)
-        stream = ask(self.connection, History(requests.chat_start(**knobs)), turn, timeout_s)
-        stream.result.answer_type = answer_type
-        return stream
+        return ask(self.connection, _history(**knobs), turn, timeout_s, answer_type)
 
     def complete(
         self, prompt: TextOrIds, *, timeout_s: float | None = None, **knobs: Unpack[RequestKnobs]
@@ -137,8 +137,8 @@ class Client:
         **knobs: Unpack[ChatKnobs],
     ) -> Conversation:
         """Make a conversation of several turns; ``messages`` come before the first."""
-        start = requests.chat_start(**knobs)
-        return Conversation(self.connection, History(start, requests.messages(messages, system)))
+        said = requests.messages(messages, system)
+        return Conversation(self.connection, _history(said, **knobs))
 
     async def tokenize(
         self,
@@ -228,15 +228,8 @@ class Client:
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
         """Return whether a server is reachable and serving."""
-        request = health_pb2.HealthCheckRequest(service=SERVICE)
-        try:
-            response = await self.connection.call(
-                "/grpc.health.v1.Health/Check",
-                health_pb2.HealthCheckResponse,
-                request,
-                timeout_s,
-                NO_RETRY,
-            )
-        except (UnavailableError, DeadlineExceededError):
-            return False
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        return await self.connection.is_serving(timeout_s)
+
+
+def _history(said: Sequence[AnyMessage] = (), **knobs: Unpack[ChatKnobs]) -> History:
+    return History(requests.chat_start(**knobs), said, functions_of(knobs.get("tools", ())))

@@ -105,8 +105,9 @@ _ELSEWHERE = {
     "user": "write session=, or request_id=",
     "prompt_cache_key": "write session=",
     "extra_body": "write its options themselves",
-    "tool_choice": "the model decides whether it calls a tool",
     "functions": "write tools=",
+    "function_call": "write tool_choice=",
+    "reasoning_effort": "write reasoning=",
 }
 """Options of OpenAI's API, and what to write here."""
 

@@ -33,6 +33,7 @@ class MediaMessage:
     tool_call_id: str = ""
     tool_calls: tuple[chat_pb2.ToolCall, ...] = ()
     name: str = ""
+    reasoning: str = ""
 
     def read(self) -> chat_pb2.ChatMessage:
         """Make the contract's message of it; blocks while it reads the files.
@@ -49,6 +50,7 @@ class MediaMessage:
             tool_call_id=self.tool_call_id,
             tool_calls=self.tool_calls,
             name=self.name,
+            reasoning=self.reasoning,
         )
 
 
@@ -172,23 +174,56 @@ class ChatKnobs(RequestKnobs, total=False):
     """What a conversation may be given for all its turns."""
 
     tools: Sequence[openai_shapes.Tool]
+    tool_choice: openai_shapes.ToolChoice
+    parallel_tool_calls: bool
+    reasoning: processor_pb2.ReasoningOptions | bool | str
+    """Whether the model reasons, or how much, in its own words: "low"."""
+    events: bool
+    """Whether reasoning, text and calls are told apart; left out: if one of the above is given."""
 
 
 def chat_start(
     *,
     model: str = "",
     tools: Sequence[openai_shapes.Tool] = (),
+    tool_choice: openai_shapes.ToolChoice | None = None,
+    parallel_tool_calls: bool | None = None,
+    reasoning: processor_pb2.ReasoningOptions | bool | str | None = None,
+    events: bool | None = None,
     request_id: str = "",
     **knobs: Unpack[Knobs],
 ) -> processor_pb2.ChatStart:
-    """Make the first message of a Chat, without messages yet."""
-    options = generation_options(**knobs)
-    return processor_pb2.ChatStart(
+    """Make the first message of a Chat, without messages yet.
+
+    Raises:
+        TypeError: a knob is unknown, or has the wrong type; or a function can't be a tool.
+        ValueError: a tool or a choice of one has something that can't be sent.
+    """
+    start = processor_pb2.ChatStart(
         model=model,
         tools=openai_shapes.tools(tools),
-        options=options,
+        options=generation_options(**knobs),
         request_id=request_id or new_request_id(),
+        parallel_tool_calls=parallel_tool_calls,
+        tool_choice=None if tool_choice is None else openai_shapes.tool_choice(tool_choice),
+        reasoning=None if reasoning is None else _reasoning(reasoning),
     )
+    if events is None:
+        answers = (tool_choice, parallel_tool_calls, reasoning)
+        events = bool(tools) or any(given is not None for given in answers)
+    if events:
+        start.output = processor_pb2.CHAT_OUTPUT_EVENTS
+    return start
+
+
+def _reasoning(
+    given: processor_pb2.ReasoningOptions | bool | str,  # noqa: FBT001 - of several types
+) -> processor_pb2.ReasoningOptions:
+    if isinstance(given, processor_pb2.ReasoningOptions):
+        return given
+    if isinstance(given, bool):
+        return processor_pb2.ReasoningOptions(enabled=given)
+    return processor_pb2.ReasoningOptions(effort=given)
 
 
 def complete_request(
