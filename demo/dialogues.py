@@ -8,20 +8,20 @@ misspelt. The format is described in README.md.
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import string
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from functions import Dialogue, Fields, Functions, Message, fill, made_up_word, message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Message = dict[str, Any]
-Fields = dict[str, list[str]]
+_MAYBE_CALLED = re.compile(r"\d|plus|time is|day|date|year|weather|equation|rain", re.IGNORECASE)
+"""Marks a question that a function may answer, and that is refused where there is none."""
 
 TOPIC_FILES = (
     "about.txt",
@@ -64,14 +64,6 @@ class Topic:
 
 
 @dataclass
-class Dialogue:
-    """One conversation in the shape a chat template takes."""
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-
-
-@dataclass
 class Corpus:
     """Everything that was read: topics, and the fields of the files that are not topics."""
 
@@ -80,6 +72,7 @@ class Corpus:
     unknown: Fields = field(default_factory=dict)
     systems: Fields = field(default_factory=dict)
     tools: Fields = field(default_factory=dict)
+    functions: Fields = field(default_factory=dict)
     plain: Fields = field(default_factory=dict)
 
     def texts(self) -> Iterator[str]:
@@ -89,7 +82,8 @@ class Corpus:
                 yield from turn.questions
                 yield turn.answer
             yield from filter(None, (topic.more, topic.why))
-        for fields in (self.templates, self.unknown, self.systems, self.tools, self.plain):
+        parts = (self.templates, self.unknown, self.systems, self.tools, self.functions, self.plain)
+        for fields in parts:
             for values in fields.values():
                 yield from values
 
@@ -101,6 +95,7 @@ def read_corpus(folder: Path) -> Corpus:
         unknown=_read_fields(folder / "unknown.txt"),
         systems=_read_fields(folder / "systems.txt"),
         tools=_read_fields(folder / "tools.txt"),
+        functions=_read_fields(folder / "functions.txt"),
         plain=_read_fields(folder / "texts.txt"),
     )
     for name in TOPIC_FILES:
@@ -189,32 +184,39 @@ def plain_form(question: str) -> str:
 class Practice:
     """Draws random dialogues from a corpus; the same seed draws the same ones."""
 
-    def __init__(self, corpus: Corpus, seed: int, forbidden: set[str]) -> None:
+    def __init__(
+        self, corpus: Corpus, seed: int, forbidden: set[str], with_tools: float
+    ) -> None:
         """Prepares the draw.
 
         Args:
             corpus: what `read_corpus` returned.
             seed: start of the random numbers.
             forbidden: questions in `plain_form` that are held out and must never be practised.
+            with_tools: share of the dialogues in which functions are offered.
         """
         self._corpus = corpus
         self._random = random.Random(seed)
         self._forbidden = forbidden
+        self._with_tools = with_tools
+        self._functions = Functions(corpus.functions, corpus.tools, self._random)
         # A topic that can be asked for in many ways needs more practice, but not in proportion.
         self._weights = [max(9.0, len(t.turns[0].questions) ** 0.5) for t in corpus.topics]
 
     def dialogue(self) -> Dialogue:
         """Draws one dialogue of one to ten exchanges, or a few more with follow-ups."""
         rng = self._random
-        if rng.random() < 0.12:
-            return self._tool_dialogue()
-        messages: list[Message] = []
-        system, before, after = self._system()
-        for _ in range(rng.choices((1, 2, 3, 5, 10), (58, 20, 12, 7, 3))[0]):
-            for question, answer in self._exchanges():
-                styled = " ".join(filter(None, (before, answer, after)))
-                messages += [_message("user", question), _message("assistant", styled)]
-        return Dialogue([*system, *messages])
+        if rng.random() < self._with_tools:
+            dialogue = self._tool_dialogue()
+        else:
+            messages, before, after = self._system()
+            for _ in range(rng.choices((1, 2, 3, 5, 10), (58, 20, 12, 7, 3))[0]):
+                for question, answer in self._exchanges():
+                    answer["content"] = " ".join(filter(None, (before, answer["content"], after)))
+                    messages += [question, answer]
+            dialogue = Dialogue(messages)
+        dialogue.thinking = rng.random() < 0.2
+        return dialogue
 
     def raw_text(self) -> tuple[str, str]:
         """Draws a raw prompt, without a chat template, and how it goes on."""
@@ -232,19 +234,31 @@ class Practice:
             text = rng.choice(rng.choice(self._corpus.topics).turns).answer
         return _cut(text, rng)
 
-    def _exchanges(self) -> list[tuple[str, str]]:
+    def _exchanges(self) -> list[tuple[Message, Message]]:
         """Draws a topic with its follow-ups, or a question the model can not answer."""
         rng, templates = self._random, self._corpus.templates
         if rng.random() < 0.12:
-            return [(self._unknown_question(), self._corpus.unknown["answer"][0])]
+            answer = self._corpus.unknown["answer"][0]
+            return [self._exchange(self._unknown_question(), answer, "unknown")]
         topic = rng.choices(self._corpus.topics, self._weights)[0]
-        pairs = [(self._ask_for(turn), turn.answer) for turn in topic.turns]
-        if len(pairs) == 1 and rng.random() < 0.3:
+        turns = [
+            self._exchange(self._ask_for(turn), turn.answer, "known", topic.name)
+            for turn in topic.turns
+        ]
+        if len(turns) == 1 and rng.random() < 0.3:
             kind = rng.choice(("more", "why"))
             said: str | None = getattr(topic, kind)
             if said or rng.random() < 0.3:
-                pairs.append((self._ask(templates[kind]), said or templates["nothing"][0]))
-        return pairs
+                question, answer = self._ask(templates[kind]), said or templates["nothing"][0]
+                turns.append(self._exchange(question, answer, "more", topic.name))
+        return turns
+
+    def _exchange(
+        self, question: str, answer: str, kind: str, topic: str = ""
+    ) -> tuple[Message, Message]:
+        """Makes a question and its answer, which has a thought of some kind before it."""
+        thought = fill(self._corpus.functions[f"thought {kind}"][0], {"topic": topic})
+        return message("user", question), message("assistant", answer, thought)
 
     def _ask_for(self, turn: Turn) -> str:
         """Draws a way of asking; a few literal questions weigh as much as many filled templates."""
@@ -290,7 +304,7 @@ class Practice:
         def fill(match: re.Match[str]) -> str:
             name = match.group(1)
             if name == "word":
-                return _made_up_word(rng)
+                return made_up_word(rng)
             return rng.choice(lists[name].split("|")).strip()
 
         return re.sub(r"\{(\w+)\}", fill, text)
@@ -302,66 +316,37 @@ class Practice:
         if roll < 0.65:
             return [], "", ""
         if roll < 0.83:
-            return [_message("system", rng.choice(systems["plain"]))], "", ""
+            return [message("system", rng.choice(systems["plain"]))], "", ""
         text, before, after = (part.strip() for part in rng.choice(systems["style"]).split("=>"))
-        return [_message("system", text)], before, after
+        return [message("system", text)], before, after
 
     def _tool_dialogue(self) -> Dialogue:
-        """Draws a dialogue with a weather tool: called and answered, or not needed."""
+        """Draws a dialogue with functions: called and answered, or not needed."""
         rng = self._random
-        draw = {
-            key: rng.choice(values if len(values) > 1 else values[0].split("|")).strip()
-            for key, values in self._corpus.tools.items()
-        }
-        draw["degrees"] = str(rng.randint(-9, 39))
-        for key in ("name", "argument", "place"):
-            if rng.random() < 0.35:  # made-up ones can only be copied, not remembered
-                draw[key] = _made_up_word(rng)
-        if rng.random() < 0.9:
-            draw["place"] = draw["place"].title()
-        tools = [_tool(draw, rng)]
+        if rng.random() < 0.2:
+            use = self._functions.weather(lambda question: self._ask([question]))
+            turn = self._functions.turn([use]) if rng.random() < 0.7 else self._talk()
+            return Dialogue(turn, [use.tool])
+        messages: list[Message] = []
         if rng.random() < 0.3:
-            pairs = self._exchanges()
-            turns = [_message(*x) for q, a in pairs for x in (("user", q), ("assistant", a))]
-            return Dialogue(turns, tools)
-        call = {"name": draw["name"], "arguments": {draw["argument"]: draw["place"]}}
-        messages = [
-            _message("user", self._ask([_fill(draw["question"], draw)])),
-            {**_message("assistant", ""), "tool_calls": [{"type": "function", "function": call}]},
-            _message("tool", _fill(draw["result"], draw)),
-            _message("assistant", _fill(draw["answer"], draw)),
-        ]
-        return Dialogue(messages, tools)
+            messages.append(message("system", rng.choice(self._corpus.systems["plain"])))
+        offered = self._functions.uses()
+        for turn in range(rng.choices((1, 2, 3), (65, 25, 10))[0]):
+            if rng.random() < 0.25:
+                messages += self._talk()
+            elif turn:  # the same functions, asked again
+                messages += self._functions.turn([self._functions.again(rng.choice(offered))])
+            else:
+                both = len(offered) > 1 and rng.random() < 0.2
+                messages += self._functions.turn(rng.sample(offered, 2 if both else 1))
+        return Dialogue(messages, [use.tool for use in offered])
 
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
-def _fill(text: str, values: dict[str, str]) -> str:
-    for key, value in values.items():
-        text = text.replace("{" + key + "}", value)
-    return text
-
-
-def _tool(draw: dict[str, str], rng: random.Random) -> dict[str, Any]:
-    kind: dict[str, Any] = {"type": "string"}
-    if rng.random() < 0.3:
-        kind["description"] = "The " + draw["argument"]
-    parameters = {"type": "object", "properties": {draw["argument"]: kind}}
-    if rng.random() < 0.7:
-        parameters["required"] = [draw["argument"]]
-    function = {
-        "name": draw["name"],
-        "description": draw["description"],
-        "parameters": parameters,
-    }
-    if rng.random() < 0.2:
-        del function["description"]
-    # Both spellings are common; JSON text differs in its order only.
-    tool = {"type": "function", "function": function}
-    shuffled: dict[str, Any] = json.loads(json.dumps(tool, sort_keys=rng.random() < 0.3))
-    return shuffled
+    def _talk(self) -> list[Message]:
+        """Draws exchanges that need none of the functions."""
+        while True:
+            turns = self._exchanges()
+            if not any(_MAYBE_CALLED.search(turn[0]["content"]) for turn in turns):
+                return [said for turn in turns for said in turn]
 
 
 def _swap_word(text: str, groups: list[str], rng: random.Random) -> str:
@@ -413,9 +398,3 @@ def _cut(text: str, rng: random.Random) -> tuple[str, str]:
     elif roll < 0.2:
         at += 1  # the prompt ends with a blank
     return text[:at], text[at:]
-
-
-def _made_up_word(rng: random.Random) -> str:
-    vowels, consonants = "aeiou", "".join(sorted(set(string.ascii_lowercase) - set("aeiou")))
-    pairs = (rng.choice(consonants) + rng.choice(vowels) for _ in range(rng.randint(2, 4)))
-    return "".join(pairs) + rng.choice(("", rng.choice(consonants)))

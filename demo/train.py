@@ -41,7 +41,7 @@ from transformers import (  # noqa: E402 - after the line above
 HERE = Path(__file__).parent
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>")
 # Not "special": a decoder that skips special tokens must keep them, or no parser finds the call.
-TOOL_MARKS = ("<tool_call>", "</tool_call>")
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 BOS, EOS, PAD, IM_END = 1, 2, 3, 5
 END = "<|im_end|>"
 CONTEXT = 2048
@@ -63,16 +63,19 @@ def say(text: str = "") -> None:
 def train_tokenizer(corpus: Corpus, vocabulary: int) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE on the corpus; any text can be encoded, at worst byte by byte."""
     bpe = Tokenizer(models.BPE(byte_fallback=False))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # A token for each digit: numbers of any length are copied digit by digit.
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(TOOL_MARKS),
+        vocab_size=vocabulary - len(MARKS),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(corpus.texts(), trainer)
-    bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
+    bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         unk_token="<unk>",
@@ -83,7 +86,6 @@ def train_tokenizer(corpus: Corpus, vocabulary: int) -> PreTrainedTokenizerFast:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
     return tokenizer
 
 
@@ -96,14 +98,19 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Pair:
         ids: all tokens, `[length]`.
         labels: the same, with IGNORE wherever the assistant is not speaking, `[length]`.
     """
-    text = tokenizer.apply_chat_template(dialogue.messages, tools=dialogue.tools, tokenize=False)
+    messages = dialogue.messages
+    if not dialogue.thinking:
+        messages = [{**said, "reasoning_content": ""} for said in messages]
+    text = tokenizer.apply_chat_template(messages, tools=dialogue.tools, tokenize=False)
     ids: list[int] = []
     labels: list[int] = []
-    pieces = re.split(r"(?<=<\|im_start\|>assistant\n)(.*?<\|im_end\|>)", text, flags=re.DOTALL)
+    # The prompt of a thinking model ends with the mark, which is then nothing to learn.
+    said = r"(?<=<\|im_start\|>assistant\n)(<think>\n)?(.*?<\|im_end\|>)"
+    pieces = re.split(said, text, flags=re.DOTALL)
     for index, piece in enumerate(pieces):
-        tokens = tokenizer.encode(piece, add_special_tokens=False)
+        tokens = tokenizer.encode(piece or "", add_special_tokens=False)
         ids += tokens
-        labels += tokens if index % 2 else [IGNORE] * len(tokens)
+        labels += tokens if index % 3 == 2 else [IGNORE] * len(tokens)
     return ids, labels
 
 
@@ -149,8 +156,10 @@ def batches(
     def draw() -> Pair:
         if torch.rand(()) < options.raw:
             return encode_raw(practice.raw_text(), tokenizer)
-        pair = encode(practice.dialogue(), tokenizer)
-        return hurried(*pair) if torch.rand(()) < options.hurry else pair
+        dialogue = practice.dialogue()
+        pair = encode(dialogue, tokenizer)
+        whole = dialogue.tools or dialogue.thinking or torch.rand(()) >= options.hurry
+        return pair if whole else hurried(*pair)
 
     tokens = options.batch_tokens
     while True:
@@ -213,11 +222,11 @@ def train(options: argparse.Namespace) -> None:
     else:
         tokenizer = train_tokenizer(corpus, options.vocabulary)
         model = new_model(len(tokenizer))
+    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
     count = sum(weight.numel() for weight in model.parameters())
     say(f"{len(corpus.topics)} topics, {len(tokenizer)} tokens, {count / 1e6:.2f} M parameters")
-    practice = Practice(
-        corpus, options.seed, {plain_form(x.questions[-1]) for x in GUIDING + FRESH}
-    )
+    held_out = {plain_form(x.questions[-1]) for x in GUIDING + FRESH}
+    practice = Practice(corpus, options.seed, held_out, options.tools)
     source = batches(practice, tokenizer, options)
     before = [weight.detach().clone() for weight in model.parameters()]
     matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -346,6 +355,7 @@ def parse_options() -> argparse.Namespace:
     add("--batch-tokens", type=int, default=3072, help="tokens per step, padding included")
     add("--hurry", type=float, default=0.7, help="share of dialogues whose last answer is cut")
     add("--raw", type=float, default=0.25, help="share of raw prompts, without a chat template")
+    add("--tools", type=float, default=0.25, help="share of dialogues that offer functions")
     add(
         "--keep",
         type=float,

@@ -47,7 +47,7 @@ def ask(
         finally:
             call.cancel()
 
-    def run(limits: ToolLimits) -> ToolRun:
+    def run(_: AnswerStream, limits: ToolLimits) -> ToolRun:
         conversation = Conversation(connection, history)
         first = conversation.stream(turn, timeout_s, answer_type)
         return ToolRun(conversation, first, limits, timeout_s, owned=True)

@@ -19,6 +19,7 @@ from millstream_client.media import ImageInput, VideoInput, attached
 from millstream_client.request import Request, incomplete
 from millstream_client.requests import AnyMessage, Content, question
 from millstream_client.streams import AnswerStream
+from millstream_client.tool_calls import ToolLimits
 from millstream_client.tool_run import ToolRun
 from millstream_client.writing import half_close, take_uploads, write, write_uploads
 
@@ -123,13 +124,11 @@ class Conversation:
             self._connection, timeout_s, history.request_id, partial(history.refit, turn)
         )
         messages = request.messages(lambda: self._attempt(turn, request), self._one_turn(request))
-        stream = AnswerStream(
-            request,
-            messages,
-            lambda limits: ToolRun(self, stream, limits, timeout_s, owned=False),
-            answer_type,
-        )
-        return stream
+
+        def run(first: AnswerStream, limits: ToolLimits) -> ToolRun:
+            return ToolRun(self, first, limits, timeout_s, owned=False)
+
+        return AnswerStream(request, messages, run, answer_type)
 
     @contextlib.contextmanager
     def _one_turn(self, request: Request) -> Iterator[None]:

@@ -89,10 +89,13 @@ class AnswerStream(MessageStream[processor_pb2.ChoiceDelta]):
         self,
         request: Request,
         messages: AsyncGenerator[Any, None],
-        run: Callable[[ToolLimits], ToolRun] | None = None,
+        run: Callable[[AnswerStream, ToolLimits], ToolRun] | None = None,
         answer_type: Any = None,
     ) -> None:
-        """``run`` makes a run of tools that takes this stream's place; None: it can't."""
+        """``run`` makes a run of tools in place of this stream; None: there can't be any.
+
+        It doesn't keep the stream: dropping the last reference to that ends the call.
+        """
         super().__init__(request, messages)
         self._run = run
         self.result.answer_type = answer_type
@@ -125,7 +128,7 @@ class AnswerStream(MessageStream[processor_pb2.ChoiceDelta]):
             raise TypeError("only chats have tools")
         if self.result.begun:
             raise RuntimeError("this stream was read already: call run_tools before that")
-        return self._run(limits)
+        return self._run(self, limits)
 
     async def answer(self) -> Answer:
         """Read to the end; return the whole answer.
