@@ -36,6 +36,7 @@ from millstream_client.events import (
     TextPiece,
     ToolCall,
 )
+from millstream_client.functions import Function
 from millstream_client.media import Image, Video
 from millstream_client.request import NO_RETRY, Retry
 from millstream_client.requests import MediaMessage, assistant, system, tool_result, user
@@ -67,6 +68,7 @@ __all__ = [
     "Embeddings",
     "FieldViolation",
     "FinishReason",
+    "Function",
     "GeneratedFile",
     "GeneratedMedia",
     "GenerationUsage",

@@ -30,25 +30,33 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class Function:
-    """A function that the model may call."""
+    """A function that the model may call.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        """Read its signature and docstring.
+    It is described by its signature and docstring, or by a ``tool`` that is given: then it is
+    called with the arguments as they come, by name.
+    """
+
+    def __init__(self, function: Callable[..., Any], tool: chat_pb2.ChatTool | None = None) -> None:
+        """Read what it takes.
 
         Raises:
             TypeError: it has no name that a tool may have, or a parameter that no schema can be
                 made of.
         """
+        self.call = function
+        self._given = tool is not None
+        self._shapes: dict[str, Shape] = {}
+        self._required: list[str] = []
+        self.tool = tool or self._read(function)
+
+    def _read(self, function: Callable[..., Any]) -> chat_pb2.ChatTool:
         name = getattr(function, "__name__", "")
         if not _NAME.fullmatch(name):
             raise TypeError(
                 f"{function!r} can't be a tool: a tool is a function with a name of letters, "
                 "digits and _"
             )
-        self.call = function
         description, explained = read_docstring(inspect.getdoc(function) or "")
-        self._shapes: dict[str, Shape] = {}
-        self._required: list[str] = []
         properties: dict[str, Any] = {}
         hints = _hints(name, function)
         for parameter in inspect.signature(function).parameters.values():
@@ -61,7 +69,7 @@ class Function:
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         if self._required:
             schema["required"] = self._required
-        self.tool = chat_pb2.ChatTool(
+        return chat_pb2.ChatTool(
             name=name,
             description=description,
             parameters_json_schema=json.dumps(schema, ensure_ascii=False),
@@ -73,6 +81,8 @@ class Function:
         Raises:
             ValueError: one is missing, unknown, or of another type.
         """
+        if self._given:
+            return dict(arguments)
         if missing := [name for name in self._required if name not in arguments]:
             raise ValueError(f"{self.tool.name} needs {', '.join(missing)}")
         if further := sorted(arguments.keys() - self._shapes.keys()):
@@ -92,8 +102,19 @@ def functions_of(tools: typing.Iterable[Any]) -> dict[str, Function]:
     Raises:
         TypeError: one can't be a tool.
     """
-    made = [Function(tool) for tool in tools if callable(tool)]
+    made = [function for tool in tools if (function := as_function(tool)) is not None]
     return {function.tool.name: function for function in made}
+
+
+def as_function(tool: Any) -> Function | None:
+    """Return a tool as a function; None: it is none.
+
+    Raises:
+        TypeError: it can't be a tool.
+    """
+    if isinstance(tool, Function):
+        return tool
+    return Function(tool) if callable(tool) else None
 
 
 def _hints(name: str, function: Callable[..., Any]) -> dict[str, Any]:

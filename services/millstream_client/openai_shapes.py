@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.v1 import chat_pb2, processor_pb2
-from millstream_client.functions import Function
+from millstream_client.functions import Function, as_function
 from millstream_client.media import Image, Part, Video
 
 _ROLES = {
@@ -21,7 +21,7 @@ _ROLES = {
 _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning")
 _TOOL = ("name", "description", "parameters")
 _MEDIA: Mapping[str, type[Image | Video]] = {"image_url": Image, "video_url": Video}
-Tool = chat_pb2.ChatTool | Mapping[str, Any] | Callable[..., Any]
+Tool = chat_pb2.ChatTool | Mapping[str, Any] | Callable[..., Any] | Function
 """A tool, a dict in OpenAI's shape, or a Python function."""
 ToolChoice = processor_pb2.ToolChoice | Mapping[str, Any] | str
 """``"auto"``, ``"none"``, ``"required"``, a tool's name, or a dict in OpenAI's shape."""
@@ -122,24 +122,24 @@ def _tool_call(given: Mapping[str, Any]) -> chat_pb2.ToolCall:
 def _tool(given: Any) -> chat_pb2.ChatTool:
     if isinstance(given, chat_pb2.ChatTool):
         return given
-    if callable(given):
-        return Function(given).tool
+    if (function := as_function(given)) is not None:
+        return function.tool
     if not isinstance(given, Mapping):
         raise TypeError(
             f"a tool is a function, a ChatTool, or a dict as OpenAI's: not {type(given).__name__}"
         )
     if given.get("type", "function") != "function":
         raise ValueError(f"a tool of type {given['type']!r} can't be used: only functions can")
-    function = given.get("function")
-    if function is None:
-        function = {key: value for key, value in given.items() if key != "type"}
-    if function.get("strict"):
+    described = given.get("function")
+    if described is None:
+        described = {key: value for key, value in given.items() if key != "type"}
+    if described.get("strict"):
         raise ValueError("'strict' of a tool can't be kept: leave it out")
-    _check(function, _TOOL, "a tool", ignored=("strict",))
-    parameters = function.get("parameters")
+    _check(described, _TOOL, "a tool", ignored=("strict",))
+    parameters = described.get("parameters")
     return chat_pb2.ChatTool(
-        name=function["name"],
-        description=function.get("description") or "",
+        name=described["name"],
+        description=described.get("description") or "",
         parameters_json_schema=json.dumps(parameters) if parameters else "",
     )
 

@@ -10,7 +10,7 @@ import enum
 import inspect
 import json
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ async def _run(call: ToolCall, functions: Mapping[str, Function], limits: ToolLi
         arguments = function.bind(call.arguments)
     except ValueError as error:
         return _failed(call, error)
-    content, failure = await _outcome(_started(function.call, arguments), limits.timeout_s)
+    content, failure = await _outcome(_started(function, arguments), limits.timeout_s)
     if failure is not None:
         return _failed(call, failure)
     if (nbytes := len(content.encode())) > limits.result_bytes:
@@ -93,10 +93,10 @@ async def _run(call: ToolCall, functions: Mapping[str, Function], limits: ToolLi
 _Outcome = tuple[str, BaseException | None]
 
 
-def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> asyncio.Future[_Outcome]:
+def _started(function: Function, arguments: dict[str, Any]) -> asyncio.Future[_Outcome]:
     """Start a call: a coroutine in this loop, a plain function in a thread of its own."""
-    if inspect.iscoroutinefunction(function):
-        return asyncio.ensure_future(_awaited(function(**arguments)))
+    if inspect.iscoroutinefunction(function.call):
+        return asyncio.ensure_future(_awaited(function.call(**arguments)))
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Outcome] = loop.create_future()
     context = contextvars.copy_context()
@@ -107,14 +107,14 @@ def _started(function: Callable[..., Any], arguments: dict[str, Any]) -> asyncio
 
     def work() -> None:
         try:
-            outcome: _Outcome = _as_text(context.run(function, **arguments)), None
+            outcome: _Outcome = _as_text(context.run(function.call, **arguments)), None
         except BaseException as error:  # noqa: BLE001 - it is the tool's; SystemExit too ends a call only
             outcome = "", error
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
             loop.call_soon_threadsafe(set_result, outcome)
 
     # No executor's: the interpreter would wait at its exit for a function that hangs.
-    threading.Thread(target=work, name=f"tool {function.__name__}", daemon=True).start()
+    threading.Thread(target=work, name=f"tool {function.tool.name}", daemon=True).start()
     return future
 
 

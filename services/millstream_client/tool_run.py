@@ -99,6 +99,11 @@ class ToolRun(AsyncIterator[RunEvent]):
             pass
         return self.answers[-1]
 
+    @property
+    def calling(self) -> bool:
+        """Whether functions are running now."""
+        return self._calls is not None and not self._calls.done()
+
     def cancel(self) -> None:
         """End the run while another task reads; the reader gets a RequestCancelledError."""
         self._cancelled = True

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import pytest
 
-from millstream.v1 import chat_pb2, generation_pb2, processor_pb2, processor_pb2_grpc
+from millstream.v1 import chat_pb2, processor_pb2
 from millstream_client import (
     AnswerFormatError,
     CallArguments,
@@ -29,77 +26,7 @@ from millstream_client import (
     ToolRoundsError,
     tool_result,
 )
-
-_Event = processor_pb2.OutputEvent
-_CALLS = generation_pb2.FINISH_REASON_TOOL_CALLS
-_STOP = generation_pb2.FINISH_REASON_STOP
-_LENGTH = generation_pb2.FINISH_REASON_LENGTH
-
-
-def called(name: str, *pieces: str, index: int = 0, incomplete: bool = False) -> list[_Event]:
-    """Return the events of a call; one that is cut has no end."""
-    start = processor_pb2.ToolCallStart(index=index, id=f"id{index}", name=name)
-    end = [] if incomplete else [_Event(tool_call_end=processor_pb2.ToolCallEnd())]
-    arguments = [_Event(tool_call_arguments_json=piece) for piece in pieces]
-    return [_Event(tool_call_start=start), *arguments, *end]
-
-
-def said(text: str) -> list[_Event]:
-    return [_Event(text=text)]
-
-
-_Answer = tuple[Sequence[_Event], "generation_pb2.FinishReason.ValueType"]
-
-
-class ScriptedProcessor(processor_pb2_grpc.ProcessorServiceServicer):
-    """Gives the next answer of a script to each turn, one event a message; the last one stays."""
-
-    def __init__(self, *answers: _Answer) -> None:
-        self._answers = list(answers)
-        self.asked: list[processor_pb2.ChatRequest] = []
-
-    @property
-    def results(self) -> list[list[Any]]:
-        """The results of each turn of them, as the model gets them."""
-        turns = [turn.tool_results.messages for turn in self.asked if turn.HasField("tool_results")]
-        return [[_read(message.content[0].text) for message in turn] for turn in turns]
-
-    async def Chat(
-        self, request_iterator: AsyncIterator[processor_pb2.ChatRequest], _context: Any
-    ) -> AsyncIterator[processor_pb2.ChatResponse]:
-        turn = 0
-        async for request in request_iterator:
-            self.asked.append(request)
-            turn += 1
-            events, reason = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-            started = processor_pb2.TurnStarted(request_id="r", model="scripted")
-            yield processor_pb2.ChatResponse(turn=turn, started=started)
-            for event in events:
-                yield _delta(turn, events=[event])
-            yield _delta(turn, finish_reason=reason)
-            yield processor_pb2.ChatResponse(turn=turn, finished=processor_pb2.TurnFinished())
-
-
-def _delta(turn: int, **fields: Any) -> processor_pb2.ChatResponse:
-    delta = processor_pb2.ChoiceDelta(token_count=1, **fields)
-    return processor_pb2.ChatResponse(turn=turn, choices=[delta])
-
-
-def _read(text: str) -> Any:
-    return json.loads(text) if text.startswith("{") else text
-
-
-@contextlib.asynccontextmanager
-async def serving(*answers: _Answer) -> AsyncIterator[tuple[ScriptedProcessor, str]]:
-    processor = ScriptedProcessor(*answers)  # type: ignore[abstract]  # of its RPCs, Chat
-    server = grpc.aio.server()
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(processor, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield processor, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
+from tests.support.scripted_processor import CALLS, LENGTH, STOP, OutputEvent, called, said, serving
 
 
 def weather(city: str, days: int = 1) -> str:
@@ -108,11 +35,11 @@ def weather(city: str, days: int = 1) -> str:
 
 
 async def test_events_and_the_whole_answer_say_the_same() -> None:
-    thought = [_Event(reasoning="I need "), _Event(reasoning="rain.")]
+    thought = [OutputEvent(reasoning="I need "), OutputEvent(reasoning="rain.")]
     first = called("weather", '{"city"', ': "Oslo"}')
     cut = called("weather", '{"ci', index=1, incomplete=True)
     script = [*thought, *said("Wait."), *first, *cut]
-    async with serving((script, _LENGTH)) as (processor, address), Client(address) as client:
+    async with serving((script, LENGTH)) as (processor, address), Client(address) as client:
         stream = client.chat("Hi", tools=[weather], reasoning=True, tool_choice="weather")
         events = [event async for event in stream.events()]
         answer = stream.result
@@ -140,8 +67,8 @@ async def test_events_and_the_whole_answer_say_the_same() -> None:
 
 
 async def test_a_conversation_keeps_calls_and_reasoning() -> None:
-    script = [_Event(reasoning="Hm."), *called("weather", '{"city": "Oslo"}')]
-    async with serving((script, _CALLS), (said("Rain."), _STOP)) as (processor, address):
+    script = [OutputEvent(reasoning="Hm."), *called("weather", '{"city": "Oslo"}')]
+    async with serving((script, CALLS), (said("Rain."), STOP)) as (processor, address):
         async with Client(address) as client, client.conversation(tools=[weather]) as talk:
             await talk.say("Weather?").answer()
             await talk.tool_results([tool_result("id0", "wet")]).answer()
@@ -155,7 +82,7 @@ async def test_a_conversation_keeps_calls_and_reasoning() -> None:
 async def test_functions_are_run_until_the_model_answers() -> None:
     both = called("weather", '{"city": "Oslo"}') + called("slow", "{}", index=1)
     last = called("slow", "{}")
-    script = ((both, _CALLS), (last, _CALLS), (said("Rain."), _STOP))
+    script = ((both, CALLS), (last, CALLS), (said("Rain."), STOP))
 
     async def slow() -> dict[str, list[int]]:
         await asyncio.sleep(0)
@@ -213,7 +140,7 @@ def returns_no_json() -> object:
 async def test_a_tool_that_fails_ends_in_a_clear_result(
     tool: Any, arguments: str, error: str
 ) -> None:
-    script = ((called(tool.__name__, arguments), _CALLS), (said("So be it."), _STOP))
+    script = ((called(tool.__name__, arguments), CALLS), (said("So be it."), STOP))
     async with serving(*script) as (processor, address), Client(address) as client:
         answer = await client.chat("Go", tools=[tool]).run_tools().answer()
         assert answer.text == "So be it."
@@ -231,7 +158,7 @@ async def test_a_tool_that_hangs_is_left_alone() -> None:
         await asyncio.Event().wait()
 
     calls = called("hangs", "{}") + called("sleeps", "{}", index=1)
-    script = ((calls, _CALLS), (said("So be it."), _STOP))
+    script = ((calls, CALLS), (said("So be it."), STOP))
     limits = ToolLimits(timeout_s=0.2)
     try:
         async with serving(*script) as (processor, address), Client(address) as client:
@@ -243,7 +170,7 @@ async def test_a_tool_that_hangs_is_left_alone() -> None:
 
 async def test_a_tool_that_there_is_not_and_calls_without_end() -> None:
     calls = [*called("rain", "{}"), *called("weather", '{"city": "Oslo"}', index=1)]
-    async with serving((calls, _CALLS)) as (processor, address), Client(address) as client:
+    async with serving((calls, CALLS)) as (processor, address), Client(address) as client:
         limits = ToolLimits(rounds=2, calls=1)
         run = client.chat("Go", tools=[weather]).run_tools(limits)
         with pytest.raises(ToolRoundsError, match="after 2 rounds of results") as raised:
@@ -260,7 +187,7 @@ async def test_a_tool_that_there_is_not_and_calls_without_end() -> None:
 
 
 async def test_calls_of_other_tools_are_the_callers() -> None:
-    script = (called("mail", "{}"), _CALLS)
+    script = (called("mail", "{}"), CALLS)
     async with serving(script) as (_, address), Client(address) as client:
         run = client.chat("Go", tools=[weather, ChatTool(name="mail")]).run_tools()
         assert [call.name for call in (await run.answer()).tool_calls] == ["mail"]
@@ -277,7 +204,7 @@ async def test_a_run_can_be_cancelled_while_a_tool_works() -> None:
         working.set()
         await asyncio.Event().wait()
 
-    script = (called("works", "{}"), _CALLS)
+    script = (called("works", "{}"), CALLS)
     async with serving(script) as (processor, address), Client(address) as client:
         run = client.chat("Go", tools=[works]).run_tools()
         reading = asyncio.create_task(run.answer())
@@ -290,7 +217,7 @@ async def test_a_run_can_be_cancelled_while_a_tool_works() -> None:
 
 async def test_a_run_in_a_conversation_leaves_it_open() -> None:
     call = called("weather", '{"city": "Oslo"}')
-    script = ((call, _CALLS), (said("Rain."), _STOP), (said("Bye."), _STOP))
+    script = ((call, CALLS), (said("Rain."), STOP), (said("Bye."), STOP))
     async with serving(*script) as (processor, address), Client(address) as client:
         async with client.conversation(tools=[weather]) as talk:
             assert (await talk.say("Weather?").run_tools().answer()).text == "Rain."
@@ -301,7 +228,7 @@ async def test_a_run_in_a_conversation_leaves_it_open() -> None:
 
 async def test_it_runs_without_asyncio() -> None:
     call = called("weather", '{"city": "Oslo", "days": 2}')
-    script = ((call, _CALLS), (said("Rain."), _STOP))
+    script = ((call, CALLS), (said("Rain."), STOP))
 
     def use(address: str) -> Iterator[Any]:
         with SyncClient(address) as client:
