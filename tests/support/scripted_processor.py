@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from millstream.v1 import generation_pb2, processor_pb2, processor_pb2_grpc
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2, processor_pb2_grpc
 
 OutputEvent = processor_pb2.OutputEvent
 CALLS = generation_pb2.FINISH_REASON_TOOL_CALLS
@@ -57,8 +57,21 @@ class ScriptedProcessor(processor_pb2_grpc.ProcessorServiceServicer):
             yield processor_pb2.ChatResponse(turn=turn, started=started)
             for event in events:
                 yield _delta(turn, events=[event])
-            yield _delta(turn, finish_reason=reason)
+            yield _delta(turn, finish_reason=reason, tool_calls=_whole(events))
             yield processor_pb2.ChatResponse(turn=turn, finished=processor_pb2.TurnFinished())
+
+
+def _whole(events: Sequence[OutputEvent]) -> list[chat_pb2.ToolCall]:
+    calls: list[chat_pb2.ToolCall] = []
+    for event in events:
+        if event.HasField("tool_call_start"):
+            start = event.tool_call_start
+            calls.append(chat_pb2.ToolCall(id=start.id, name=start.name, incomplete=True))
+        elif event.HasField("tool_call_end"):
+            calls[-1].incomplete = event.tool_call_end.incomplete
+        elif event.HasField("tool_call_arguments_json"):
+            calls[-1].arguments_json += event.tool_call_arguments_json
+    return calls
 
 
 def _delta(turn: int, **fields: Any) -> processor_pb2.ChatResponse:
