@@ -121,7 +121,7 @@ def _started(function: Function, arguments: dict[str, Any]) -> asyncio.Future[_O
 async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> _Outcome:
     try:
         return _as_text(await coroutine), None
-    except Exception as error:  # noqa: BLE001 - it is the tool's
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the tool's
         return "", error
 
 
