@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,10 @@ from millstream_client import (
     ToolRoundsError,
     tool_result,
 )
+from millstream_server.engines.simulated.engine import SimulatedConfig
+from millstream_server.engines.simulated.speech import Speech
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import suite
 from tests.support.scripted_processor import CALLS, LENGTH, STOP, OutputEvent, called, said, serving
 
 
@@ -247,3 +253,24 @@ async def test_it_runs_without_asyncio() -> None:
             assert (await asyncio.to_thread(run.answer)).text == "Rain."
         assert processor.results == [["Oslo: rain for 2 days"]]
         assert not client.connection.running
+
+
+async def test_a_simulated_engine_makes_calls_in_the_models_own_notation() -> None:
+    """The real Processor reads them; the tool's result says what comes next."""
+    model = TextModel.load(Path("demo/model"))
+    speech = Speech.load(Path("demo/model"))
+    assert speech is not None
+    config = SimulatedConfig(vocab_size=4096, speech=speech, eos_token_id=speech.end)
+    arguments = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+    call = f"<think>Hm.</think><tool_call>\n{arguments}\n</tool_call>"
+
+    def weather(city: str) -> str:
+        return f'{city}: say "<think>Dry.</think>It is dry."'
+
+    async with suite(model, config) as (front, _), Client(front.address) as client:
+        question = f"Please say {json.dumps(call)}"
+        run = client.chat(question, tools=[weather]).run_tools()
+        answer = await run.answer()
+        assert (answer.reasoning, answer.text) == ("Dry.", "It is dry.")
+        assert [a.reasoning for a in run.answers] == ["Hm.", "Dry."]
+        assert run.answers[0].tool_calls[0].arguments == {"city": "Oslo"}

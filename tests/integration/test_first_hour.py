@@ -43,8 +43,6 @@ class Shown:
 _COMMANDS = {
     'chat "What is Millstream?"': Shown(r"\S"),
     "chat": Shown(),
-    # A simulated engine doesn't end the reasoning that the template begins: all is on stderr.
-    'chat "What is prefill?" --reasoning on --show-reasoning': Shown(),
     'complete "Millstream is"': Shown(r"\S"),
     "models": Shown(r"demo.* yes .*chat, complete"),
     "top": Shown(r"TTFT\n(.|\n)*\nprocessor|processor(.|\n)*worker", flags=("--once",)),
@@ -71,7 +69,7 @@ _SNIPPETS = {
     "client.chat": Shown(r"\d+ \+ \d+ tokens"),
     "Be short.": Shown(r"\S"),
     "client.conversation": Shown("5 messages"),
-    "tools=[clock]": Shown(r"\S"),
+    "tools=[get_weather]": Shown(r"\S"),
     "image=picture": Shown("prompt tokens are the image", "takes no image now"),
     "Image(picture)": Shown(r"\S", "takes no image now"),
     "generate_image": Shown("circle.png made with seed 7", "no model here makes images"),
