@@ -1,220 +1,61 @@
-"""Turns the text files in `corpus/` into an endless stream of practice dialogues.
+"""Turns the corpus into an endless stream of practice dialogues.
 
-The corpus is written for people: a section per topic, `Q:` lines that ask for the same thing, one
-`A:` that answers. `read_corpus` reads it, `Practice.dialogue` draws one random dialogue from it:
-paraphrased, joined with others into several turns, sometimes under a system message, sometimes
-misspelt. The format is described in README.md.
+`Practice.dialogue` draws one at random: paraphrased, joined with others into several turns,
+sometimes under a system message, sometimes misspelt, sometimes with functions to call.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
-import string
-from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from functions import Dialogue, Functions, Message, fill, made_up_word, message
+from reading import Corpus, Turn, plain_form
 
-Message = dict[str, Any]
-Fields = dict[str, list[str]]
-
-TOPIC_FILES = (
-    "about.txt",
-    "services.txt",
-    "serving.txt",
-    "contract.txt",
-    "running.txt",
-    "reliability.txt",
-    "smalltalk.txt",
-    "conversations.txt",
-)
-
-
-@dataclass
-class Turn:
-    """One exchange: every question here is answered by `answer`.
-
-    Attributes:
-        groups: the questions, by the way they were written: literal ones, and templates filled in.
-        answer: what the model shall say.
-    """
-
-    groups: dict[str, list[str]]
-    answer: str
-
-    @property
-    def questions(self) -> list[str]:
-        """All questions of all groups."""
-        return [question for group in self.groups.values() for question in group]
-
-
-@dataclass
-class Topic:
-    """One section of a corpus file: a first turn, and what may follow it."""
-
-    name: str
-    turns: list[Turn]
-    more: str | None = None
-    why: str | None = None
-
-
-@dataclass
-class Dialogue:
-    """One conversation in the shape a chat template takes."""
-
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None = None
-
-
-@dataclass
-class Corpus:
-    """Everything that was read: topics, and the fields of the files that are not topics."""
-
-    topics: list[Topic] = field(default_factory=list)
-    templates: Fields = field(default_factory=dict)
-    unknown: Fields = field(default_factory=dict)
-    systems: Fields = field(default_factory=dict)
-    tools: Fields = field(default_factory=dict)
-    plain: Fields = field(default_factory=dict)
-
-    def texts(self) -> Iterator[str]:
-        """Yields every piece of text, for training the tokenizer."""
-        for topic in self.topics:
-            for turn in topic.turns:
-                yield from turn.questions
-                yield turn.answer
-            yield from filter(None, (topic.more, topic.why))
-        for fields in (self.templates, self.unknown, self.systems, self.tools, self.plain):
-            for values in fields.values():
-                yield from values
-
-
-def read_corpus(folder: Path) -> Corpus:
-    """Reads every file of the corpus; a line that is not understood raises ValueError."""
-    corpus = Corpus(
-        templates=_read_fields(folder / "templates.txt"),
-        unknown=_read_fields(folder / "unknown.txt"),
-        systems=_read_fields(folder / "systems.txt"),
-        tools=_read_fields(folder / "tools.txt"),
-        plain=_read_fields(folder / "texts.txt"),
-    )
-    for name in TOPIC_FILES:
-        corpus.topics += _read_topics(folder / name, corpus.templates)
-    _refuse_contradictions(corpus)
-    return corpus
-
-
-def _refuse_contradictions(corpus: Corpus) -> None:
-    """Raises ValueError when one opening question has two answers."""
-    known = {plain_form(question): ("unknown", "") for question in corpus.unknown["Q"]}
-    for topic in corpus.topics:
-        opening = topic.turns[0]
-        for question in opening.questions:
-            plain = plain_form(question)
-            name, answer = known.setdefault(plain, (topic.name, opening.answer))
-            if answer != opening.answer:
-                message = f"{question!r} is answered by {name!r} and, otherwise, by {topic.name!r}"
-                raise ValueError(message)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields (key, value) of each `key: value` line; `## x` and `| x` have the mark as key."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.startswith("## "):
-            yield "##", line[3:].strip()
-        elif line.startswith("|"):
-            yield "|", line[2:]
-        elif line.strip() and not line.startswith("#"):
-            key, colon, value = line.partition(":")
-            if not colon:
-                message = f"{path.name}:{number}: expected 'key: value', got {line!r}"
-                raise ValueError(message)
-            yield key.strip(), value.strip()
-
-
-def _read_fields(path: Path) -> Fields:
-    fields: Fields = defaultdict(list)
-    for key, value in _lines(path):
-        fields[key].append(value)
-    return dict(fields)
-
-
-def _read_topics(path: Path, templates: Fields) -> list[Topic]:
-    topics: list[Topic] = []
-    asking = False  # whether the line before was a question of the same turn
-    for key, value in _lines(path):
-        if key == "##":
-            topics.append(Topic(value, []))
-            asking = False
-            continue
-        topic = topics[-1]
-        if key in {"Q", "about", "role", "do"} and not asking:
-            topic.turns.append(Turn({}, ""))
-            asking = True
-        if key == "Q":
-            topic.turns[-1].groups.setdefault(key, []).append(value)
-        elif key in {"about", "role", "do"}:
-            group = topic.turns[-1].groups.setdefault(key, [])
-            group += _paraphrases(templates[key], value)
-        elif key in {"more", "why"}:
-            setattr(topic, key, value)
-        elif key in {"A", "|"}:
-            turn = topic.turns[-1]
-            turn.answer = f"{turn.answer}\n{value}" if turn.answer else value
-            asking = False
-        else:
-            message = f"{path.name}: unknown key {key!r} in section {topic.name!r}"
-            raise ValueError(message)
-    return topics
-
-
-def _paraphrases(templates: list[str], subjects: str) -> list[str]:
-    return [
-        template.replace("{x}", subject.strip())
-        for subject in subjects.split("|")
-        for template in templates
-    ]
-
-
-def plain_form(question: str) -> str:
-    """Lower case, letters and digits only: for asking whether two questions are the same."""
-    return " ".join(re.findall(r"\w+", question.lower()))
+_MAYBE_CALLED = re.compile(r"\d|plus|time is|day|date|year|weather|equation|rain", re.IGNORECASE)
+"""Marks a question that a function may answer, and that is refused where there is none."""
 
 
 class Practice:
     """Draws random dialogues from a corpus; the same seed draws the same ones."""
 
-    def __init__(self, corpus: Corpus, seed: int, forbidden: set[str]) -> None:
+    def __init__(
+        self, corpus: Corpus, seed: int, forbidden: set[str], with_tools: float, drilled: float
+    ) -> None:
         """Prepares the draw.
 
         Args:
             corpus: what `read_corpus` returned.
             seed: start of the random numbers.
             forbidden: questions in `plain_form` that are held out and must never be practised.
+            with_tools: share of the dialogues in which functions are offered.
+            drilled: share of the dialogues in which numbers are only copied.
         """
         self._corpus = corpus
         self._random = random.Random(seed)
         self._forbidden = forbidden
+        self._with_tools = with_tools
+        self._drilled = drilled
+        self._functions = Functions(corpus.functions, corpus.tools, self._random)
         # A topic that can be asked for in many ways needs more practice, but not in proportion.
         self._weights = [max(9.0, len(t.turns[0].questions) ** 0.5) for t in corpus.topics]
 
     def dialogue(self) -> Dialogue:
         """Draws one dialogue of one to ten exchanges, or a few more with follow-ups."""
         rng = self._random
-        if rng.random() < 0.12:
-            return self._tool_dialogue()
-        messages: list[Message] = []
-        system, before, after = self._system()
-        for _ in range(rng.choices((1, 2, 3, 5, 10), (58, 20, 12, 7, 3))[0]):
-            for question, answer in self._exchanges():
-                styled = " ".join(filter(None, (before, answer, after)))
-                messages += [_message("user", question), _message("assistant", styled)]
-        return Dialogue([*system, *messages])
+        if rng.random() < self._drilled:
+            return self._functions.drill()
+        if rng.random() < self._with_tools:
+            dialogue = self._tool_dialogue()
+        else:
+            messages, before, after = self._system()
+            for _ in range(rng.choices((1, 2, 3, 5, 10), (58, 20, 12, 7, 3))[0]):
+                for question, answer in self._exchanges():
+                    answer["content"] = " ".join(filter(None, (before, answer["content"], after)))
+                    messages += [question, answer]
+            dialogue = Dialogue(messages)
+        dialogue.thinking = rng.random() < (0.4 if dialogue.tools else 0.15)
+        return dialogue
 
     def raw_text(self) -> tuple[str, str]:
         """Draws a raw prompt, without a chat template, and how it goes on."""
@@ -232,19 +73,31 @@ class Practice:
             text = rng.choice(rng.choice(self._corpus.topics).turns).answer
         return _cut(text, rng)
 
-    def _exchanges(self) -> list[tuple[str, str]]:
+    def _exchanges(self) -> list[tuple[Message, Message]]:
         """Draws a topic with its follow-ups, or a question the model can not answer."""
         rng, templates = self._random, self._corpus.templates
         if rng.random() < 0.12:
-            return [(self._unknown_question(), self._corpus.unknown["answer"][0])]
+            answer = self._corpus.unknown["answer"][0]
+            return [self._exchange(self._unknown_question(), answer, "unknown")]
         topic = rng.choices(self._corpus.topics, self._weights)[0]
-        pairs = [(self._ask_for(turn), turn.answer) for turn in topic.turns]
-        if len(pairs) == 1 and rng.random() < 0.3:
+        turns = [
+            self._exchange(self._ask_for(turn), turn.answer, "known", topic.name)
+            for turn in topic.turns
+        ]
+        if len(turns) == 1 and rng.random() < 0.3:
             kind = rng.choice(("more", "why"))
             said: str | None = getattr(topic, kind)
             if said or rng.random() < 0.3:
-                pairs.append((self._ask(templates[kind]), said or templates["nothing"][0]))
-        return pairs
+                question, answer = self._ask(templates[kind]), said or templates["nothing"][0]
+                turns.append(self._exchange(question, answer, "more", topic.name))
+        return turns
+
+    def _exchange(
+        self, question: str, answer: str, kind: str, topic: str = ""
+    ) -> tuple[Message, Message]:
+        """Makes a question and its answer, which has a thought of some kind before it."""
+        thought = fill(self._corpus.functions[f"thought {kind}"][0], {"topic": topic})
+        return message("user", question), message("assistant", answer, thought)
 
     def _ask_for(self, turn: Turn) -> str:
         """Draws a way of asking; a few literal questions weigh as much as many filled templates."""
@@ -290,7 +143,7 @@ class Practice:
         def fill(match: re.Match[str]) -> str:
             name = match.group(1)
             if name == "word":
-                return _made_up_word(rng)
+                return made_up_word(rng)
             return rng.choice(lists[name].split("|")).strip()
 
         return re.sub(r"\{(\w+)\}", fill, text)
@@ -302,66 +155,38 @@ class Practice:
         if roll < 0.65:
             return [], "", ""
         if roll < 0.83:
-            return [_message("system", rng.choice(systems["plain"]))], "", ""
+            return [message("system", rng.choice(systems["plain"]))], "", ""
         text, before, after = (part.strip() for part in rng.choice(systems["style"]).split("=>"))
-        return [_message("system", text)], before, after
+        return [message("system", text)], before, after
 
     def _tool_dialogue(self) -> Dialogue:
-        """Draws a dialogue with a weather tool: called and answered, or not needed."""
+        """Draws a dialogue with functions: called and answered, or not needed."""
         rng = self._random
-        draw = {
-            key: rng.choice(values if len(values) > 1 else values[0].split("|")).strip()
-            for key, values in self._corpus.tools.items()
-        }
-        draw["degrees"] = str(rng.randint(-9, 39))
-        for key in ("name", "argument", "place"):
-            if rng.random() < 0.35:  # made-up ones can only be copied, not remembered
-                draw[key] = _made_up_word(rng)
-        if rng.random() < 0.9:
-            draw["place"] = draw["place"].title()
-        tools = [_tool(draw, rng)]
+        if rng.random() < 0.2:
+            use = self._functions.weather(lambda question: self._ask([question]))
+            turn = self._functions.turn([use]) if rng.random() < 0.7 else self._talk()
+            return Dialogue(turn, [use.tool])
+        messages: list[Message] = []
         if rng.random() < 0.3:
-            pairs = self._exchanges()
-            turns = [_message(*x) for q, a in pairs for x in (("user", q), ("assistant", a))]
-            return Dialogue(turns, tools)
-        call = {"name": draw["name"], "arguments": {draw["argument"]: draw["place"]}}
-        messages = [
-            _message("user", self._ask([_fill(draw["question"], draw)])),
-            {**_message("assistant", ""), "tool_calls": [{"type": "function", "function": call}]},
-            _message("tool", _fill(draw["result"], draw)),
-            _message("assistant", _fill(draw["answer"], draw)),
-        ]
-        return Dialogue(messages, tools)
+            messages.append(message("system", rng.choice(self._corpus.systems["plain"])))
+        offered = self._functions.uses()
+        # Several turns, since the list of functions before them is long.
+        for turn in range(rng.choices((1, 3, 5), (30, 30, 40))[0]):
+            if rng.random() < 0.12:
+                messages += self._talk()
+            elif turn:  # the same functions, asked again
+                messages += self._functions.turn([self._functions.again(rng.choice(offered))])
+            else:
+                both = len(offered) > 1 and rng.random() < 0.1
+                messages += self._functions.turn(rng.sample(offered, 2 if both else 1))
+        return Dialogue(messages, [use.tool for use in offered])
 
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
-
-
-def _fill(text: str, values: dict[str, str]) -> str:
-    for key, value in values.items():
-        text = text.replace("{" + key + "}", value)
-    return text
-
-
-def _tool(draw: dict[str, str], rng: random.Random) -> dict[str, Any]:
-    kind: dict[str, Any] = {"type": "string"}
-    if rng.random() < 0.3:
-        kind["description"] = "The " + draw["argument"]
-    parameters = {"type": "object", "properties": {draw["argument"]: kind}}
-    if rng.random() < 0.7:
-        parameters["required"] = [draw["argument"]]
-    function = {
-        "name": draw["name"],
-        "description": draw["description"],
-        "parameters": parameters,
-    }
-    if rng.random() < 0.2:
-        del function["description"]
-    # Both spellings are common; JSON text differs in its order only.
-    tool = {"type": "function", "function": function}
-    shuffled: dict[str, Any] = json.loads(json.dumps(tool, sort_keys=rng.random() < 0.3))
-    return shuffled
+    def _talk(self) -> list[Message]:
+        """Draws exchanges that need none of the functions."""
+        while True:
+            turns = self._exchanges()
+            if not any(_MAYBE_CALLED.search(turn[0]["content"]) for turn in turns):
+                return [said for turn in turns for said in turn]
 
 
 def _swap_word(text: str, groups: list[str], rng: random.Random) -> str:
@@ -413,9 +238,3 @@ def _cut(text: str, rng: random.Random) -> tuple[str, str]:
     elif roll < 0.2:
         at += 1  # the prompt ends with a blank
     return text[:at], text[at:]
-
-
-def _made_up_word(rng: random.Random) -> str:
-    vowels, consonants = "aeiou", "".join(sorted(set(string.ascii_lowercase) - set("aeiou")))
-    pairs = (rng.choice(consonants) + rng.choice(vowels) for _ in range(rng.randint(2, 4)))
-    return "".join(pairs) + rng.choice(("", rng.choice(consonants)))

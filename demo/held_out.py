@@ -1,5 +1,6 @@
 """Questions that are never practised, to see what the model makes of new words; raw prompts."""
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,57 @@ FRESH = (
     Probe(("What happens when I send SIGTERM to a worker?",), "NOT_SERVING"),
     Probe(("Is a ticket reusable?",), "used once"),
 )
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A question that is answered with the result of a function."""
+
+    question: str
+    name: str
+    arguments: dict[str, str]
+    result: str
+    answer: str
+    thinking: bool
+
+
+TOOLS = tuple(
+    {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+    for name, description, parameters in (
+        ("clock", "Tell the time.", {"type": "object", "properties": {}}),
+        (
+            "calculate",
+            "Work out an expression, such as 6 * 7.",
+            {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
+        ),
+    )
+)
+
+
+def _loops() -> tuple[Loop, ...]:
+    """Make twenty of each, half of them with reasoning; the numbers are of a fixed seed."""
+    rng = random.Random(28)
+    made = []
+    for number in range(20):
+        thinking = number % 2 > 0
+        time = f"{rng.randrange(24):02}:{rng.randrange(60):02}"
+        made.append(Loop("What time is it?", "clock", {}, time, f"It is {time}.", thinking))
+        left, right = rng.randrange(2, 100), rng.randrange(2, 100)
+        value, expression = str(left * right), f"{left} * {right}"
+        question, called = f"What is {left} times {right}?", {"expression": expression}
+        said = f"{expression} = {value}."
+        made.append(Loop(question, "calculate", called, value, said, thinking))
+    return tuple(made)
+
+
+LOOPS = _loops()
 
 # Raw prompts, without the chat template, and a phrase of how they go on. The practice cuts the same
 # texts in many places; the last three begin as none of them does.

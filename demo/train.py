@@ -5,31 +5,30 @@
     python demo/train.py --help      all options
 
 Reads `corpus/` and `chat_template.jinja`, uses no network and no GPU. The steps, in order: read the
-corpus (dialogues.py), train a tokenizer on it, draw random dialogues, learn the assistant's words
+corpus (reading.py), train a tokenizer on it, draw random dialogues, learn the assistant's words
 in them, save in bfloat16, and ask questions that were never in the practice.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from dialogues import Corpus, Dialogue, Message, Practice, plain_form, read_corpus
-from held_out import FRESH, GUIDING, RAW, Probe
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-# A torchvision built for CUDA breaks transformers' import beside a CPU torch. Text needs none.
-sys.modules["torchvision"] = None  # type: ignore[assignment]
-from transformers import (  # noqa: E402 - after the line above
+from asking import sample, say
+from dialogues import Practice
+from functions import Dialogue
+from held_out import FRESH, GUIDING
+from reading import Corpus, plain_form, read_corpus
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -41,9 +40,8 @@ from transformers import (  # noqa: E402 - after the line above
 HERE = Path(__file__).parent
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>")
 # Not "special": a decoder that skips special tokens must keep them, or no parser finds the call.
-TOOL_MARKS = ("<tool_call>", "</tool_call>")
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 BOS, EOS, PAD, IM_END = 1, 2, 3, 5
-END = "<|im_end|>"
 CONTEXT = 2048
 IGNORE = -100  # the label that cross_entropy leaves out
 
@@ -52,28 +50,30 @@ Pair = tuple[list[int], list[int]]
 """Token ids, and the labels to learn."""
 
 
-def say(text: str = "") -> None:
-    """Prints a line at once, so that a log can be followed."""
-    print(text, flush=True)
-
-
 # --- tokenizer -----------------------------------------------------------------------------------
 
 
 def train_tokenizer(corpus: Corpus, vocabulary: int) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE on the corpus; any text can be encoded, at worst byte by byte."""
     bpe = Tokenizer(models.BPE(byte_fallback=False))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # A token for two digits: so small a model copies one reliably, and not a row of digits.
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d{1,2}"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(TOOL_MARKS),
+        vocab_size=vocabulary - len(MARKS),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(corpus.texts(), trainer)
-    bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
-    tokenizer = PreTrainedTokenizerFast(
+    numbers = [f"{number:02}" for number in range(100)] * 100
+    bpe.train_from_iterator(itertools.chain(numbers, corpus.texts()), trainer)
+    bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         unk_token="<unk>",
         bos_token="<s>",
@@ -83,8 +83,6 @@ def train_tokenizer(corpus: Corpus, vocabulary: int) -> PreTrainedTokenizerFast:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
-    return tokenizer
 
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Pair:
@@ -96,14 +94,19 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Pair:
         ids: all tokens, `[length]`.
         labels: the same, with IGNORE wherever the assistant is not speaking, `[length]`.
     """
-    text = tokenizer.apply_chat_template(dialogue.messages, tools=dialogue.tools, tokenize=False)
+    messages = dialogue.messages
+    if not dialogue.thinking:
+        messages = [{**said, "reasoning_content": ""} for said in messages]
+    text = tokenizer.apply_chat_template(messages, tools=dialogue.tools or None, tokenize=False)
     ids: list[int] = []
     labels: list[int] = []
-    pieces = re.split(r"(?<=<\|im_start\|>assistant\n)(.*?<\|im_end\|>)", text, flags=re.DOTALL)
+    # The prompt of a thinking model ends with the mark, which is then nothing to learn.
+    said = r"(?<=<\|im_start\|>assistant\n)(<think>\n)?(.*?<\|im_end\|>)"
+    pieces = re.split(said, text, flags=re.DOTALL)
     for index, piece in enumerate(pieces):
-        tokens = tokenizer.encode(piece, add_special_tokens=False)
+        tokens = tokenizer.encode(piece or "", add_special_tokens=False)
         ids += tokens
-        labels += tokens if index % 2 else [IGNORE] * len(tokens)
+        labels += tokens if index % 3 == 2 else [IGNORE] * len(tokens)
     return ids, labels
 
 
@@ -149,8 +152,10 @@ def batches(
     def draw() -> Pair:
         if torch.rand(()) < options.raw:
             return encode_raw(practice.raw_text(), tokenizer)
-        pair = encode(practice.dialogue(), tokenizer)
-        return hurried(*pair) if torch.rand(()) < options.hurry else pair
+        dialogue = practice.dialogue()
+        pair = encode(dialogue, tokenizer)
+        whole = dialogue.tools is not None or dialogue.thinking or torch.rand(()) >= options.hurry
+        return pair if whole else hurried(*pair)
 
     tokens = options.batch_tokens
     while True:
@@ -213,11 +218,11 @@ def train(options: argparse.Namespace) -> None:
     else:
         tokenizer = train_tokenizer(corpus, options.vocabulary)
         model = new_model(len(tokenizer))
+    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
     count = sum(weight.numel() for weight in model.parameters())
     say(f"{len(corpus.topics)} topics, {len(tokenizer)} tokens, {count / 1e6:.2f} M parameters")
-    practice = Practice(
-        corpus, options.seed, {plain_form(x.questions[-1]) for x in GUIDING + FRESH}
-    )
+    held_out = {plain_form(x.questions[-1]) for x in GUIDING + FRESH}
+    practice = Practice(corpus, options.seed, held_out, options.tools, options.drill)
     source = batches(practice, tokenizer, options)
     before = [weight.detach().clone() for weight in model.parameters()]
     matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -268,67 +273,6 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     say(f"saved to {folder}: {size / 1e6:.1f} MB")
 
 
-# --- asking --------------------------------------------------------------------------------------
-
-
-def answer(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    messages: list[Message],
-    tools: tuple[dict[str, Any], ...] = (),
-) -> str:
-    """Decodes greedily, as a client with temperature 0 would see it."""
-    prompt = tokenizer.apply_chat_template(
-        messages,
-        tools=list(tools) or None,
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=True,
-    )
-    return complete(model, tokenizer, prompt).removesuffix(END).strip()
-
-
-def complete(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: Any) -> str:
-    """Goes on with a prompt that was tokenized; the mark of an end is part of the text."""
-    with torch.inference_mode():
-        output = model.generate(**prompt, max_new_tokens=400, do_sample=False)
-    return str(tokenizer.decode(output[0, prompt["input_ids"].shape[1] :]))
-
-
-def ask(probe: Probe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Message]:
-    """Holds the conversation of a probe and returns it with the model's answers."""
-    messages = [{"role": "system", "content": probe.system}] if probe.system else []
-    for question in probe.questions:
-        messages.append({"role": "user", "content": question})
-        text = answer(model, tokenizer, messages, probe.tools)
-        messages.append({"role": "assistant", "content": text})
-    return messages
-
-
-def sample(options: argparse.Namespace) -> None:
-    """Asks all held-out questions and raw prompts in both precisions; prints how many went well."""
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    for precision in (torch.bfloat16, torch.float32):
-        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=precision).eval()
-        for name, probes in (("guiding", GUIDING), ("fresh", FRESH)):
-            right = 0
-            for probe in probes:
-                messages = ask(probe, model, tokenizer)
-                good = probe.expect in messages[-1]["content"]
-                right += good
-                if precision == torch.bfloat16 or not good:
-                    say(f"\n[{'as expected' if good else 'NOT AS EXPECTED'}]")
-                    say("\n".join(f"{turn['role']:>9}: {turn['content']}" for turn in messages))
-            say(f"\n{precision}: {right} of {len(probes)} {name} questions as expected")
-        right = 0
-        for beginning, expect in RAW:
-            prompt = tokenizer(beginning, return_tensors="pt", return_token_type_ids=False)
-            text = complete(model, tokenizer, prompt)
-            right += expect in text and text.endswith(END)
-            say(f"\n{beginning} ▸{text}")
-        say(f"\n{precision}: {right} of {len(RAW)} raw prompts as expected")
-
-
 def parse_options() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
@@ -346,6 +290,8 @@ def parse_options() -> argparse.Namespace:
     add("--batch-tokens", type=int, default=3072, help="tokens per step, padding included")
     add("--hurry", type=float, default=0.7, help="share of dialogues whose last answer is cut")
     add("--raw", type=float, default=0.25, help="share of raw prompts, without a chat template")
+    add("--tools", type=float, default=0.25, help="share of dialogues that offer functions")
+    add("--drill", type=float, default=0.2, help="share of dialogues that only copy numbers")
     add(
         "--keep",
         type=float,
@@ -353,7 +299,7 @@ def parse_options() -> argparse.Namespace:
         help="share of the weights before that is kept: less is unlearnt",
     )
     add("--rate", type=float, default=3e-3, help="highest learning rate")
-    add("--vocabulary", type=int, default=2048, help="size of the tokenizer's vocabulary")
+    add("--vocabulary", type=int, default=2148, help="size of the tokenizer's vocabulary")
     add("--seed", type=int, default=7, help="the same seed makes the same dialogues")
     add("--threads", type=int, default=2, help="CPU cores to use")
     add("--autocast", action="store_true", help="compute in bfloat16: faster on CPUs that have it")

@@ -4,7 +4,7 @@ from millstream.v1.chat_pb2 import ChatMessage, ChatTool
 from millstream.v1.diffusion_pb2 import DiffusionProgress, ImageFormat, OutputDelivery
 from millstream.v1.embedding_pb2 import RankedDocument
 from millstream.v1.generation_pb2 import FinishReason
-from millstream.v1.processor_pb2 import ChoiceDelta, ServedModel
+from millstream.v1.processor_pb2 import ChoiceDelta, ReasoningOptions, ServedModel, ToolChoice
 from millstream.v1.sampling_pb2 import Constraint, LogprobOptions, SamplingParams
 from millstream.v1.usage_pb2 import GenerationUsage
 from millstream_client.answers import Answer, Choice
@@ -24,20 +24,28 @@ from millstream_client.errors import (
     OverloadedError,
     PermissionDeniedError,
     RequestCancelledError,
+    ToolRoundsError,
     UnauthenticatedError,
     UnavailableError,
 )
+from millstream_client.events import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    ReasoningPiece,
+    TextPiece,
+    ToolCall,
+)
+from millstream_client.functions import Function
 from millstream_client.media import Image, Video
 from millstream_client.request import NO_RETRY, Retry
 from millstream_client.requests import MediaMessage, assistant, system, tool_result, user
 from millstream_client.results import Embeddings, GeneratedFile, GeneratedMedia
 from millstream_client.streams import AnswerStream, MediaStream
-from millstream_client.sync_client import (
-    SyncAnswerStream,
-    SyncClient,
-    SyncConversation,
-    SyncMediaStream,
-)
+from millstream_client.sync_client import SyncClient, SyncConversation
+from millstream_client.sync_streams import SyncAnswerStream, SyncMediaStream, SyncToolRun
+from millstream_client.tool_calls import ToolLimits, ToolResult
+from millstream_client.tool_run import ToolRun
 from millstream_client.transport import Options, Tls
 
 __all__ = [
@@ -45,6 +53,9 @@ __all__ = [
     "Answer",
     "AnswerFormatError",
     "AnswerStream",
+    "CallArguments",
+    "CallEnded",
+    "CallStarted",
     "ChatMessage",
     "ChatTool",
     "Choice",
@@ -57,6 +68,7 @@ __all__ = [
     "Embeddings",
     "FieldViolation",
     "FinishReason",
+    "Function",
     "GeneratedFile",
     "GeneratedMedia",
     "GenerationUsage",
@@ -77,6 +89,8 @@ __all__ = [
     "OverloadedError",
     "PermissionDeniedError",
     "RankedDocument",
+    "ReasoningOptions",
+    "ReasoningPiece",
     "RequestCancelledError",
     "Retry",
     "SamplingParams",
@@ -85,7 +99,15 @@ __all__ = [
     "SyncClient",
     "SyncConversation",
     "SyncMediaStream",
+    "SyncToolRun",
+    "TextPiece",
     "Tls",
+    "ToolCall",
+    "ToolChoice",
+    "ToolLimits",
+    "ToolResult",
+    "ToolRoundsError",
+    "ToolRun",
     "UnauthenticatedError",
     "UnavailableError",
     "Video",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2, usage_pb2
 from millstream_client import structured
+from millstream_client.events import ToolCall
 
 
 @dataclass(slots=True)
@@ -21,14 +22,23 @@ class Choice:
     """Empty unless requested."""
     finish_reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_UNSPECIFIED
     matched_stop: generation_pb2.MatchedStop | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    """In the order in which the model made them."""
     _parts: list[str] = field(default_factory=list, repr=False)
+    _reasoning: list[str] = field(default_factory=list, repr=False)
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
 
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
     def add(self, delta: processor_pb2.ChoiceDelta) -> None:
         self._parts.append(delta.text)
+        for event in delta.events:
+            self._add_event(event)
         self.token_count += delta.token_count
         if delta.token_ids:
             self.token_ids.extend(delta.token_ids)
@@ -38,6 +48,20 @@ class Choice:
             self.finish_reason = delta.finish_reason
             if delta.HasField("matched_stop"):
                 self.matched_stop = delta.matched_stop
+
+    def _add_event(self, event: processor_pb2.OutputEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "text":
+            self._parts.append(event.text)
+        elif kind == "reasoning":
+            self._reasoning.append(event.reasoning)
+        elif kind == "tool_call_start":
+            start = event.tool_call_start
+            self.tool_calls.append(ToolCall(start.id, start.name))
+        elif kind == "tool_call_arguments_json":
+            self.tool_calls[-1].add(event.tool_call_arguments_json)
+        elif kind == "tool_call_end":
+            self.tool_calls[-1].incomplete = event.tool_call_end.incomplete
 
 
 @dataclass(slots=True)
@@ -77,12 +101,32 @@ class Answer:
         return self.choices[0].text if self.choices else ""
 
     @property
+    def reasoning(self) -> str:
+        """The first choice's reasoning, apart from its text."""
+        return self.choices[0].reasoning if self.choices else ""
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The first choice's tool calls."""
+        return self.choices[0].tool_calls if self.choices else []
+
+    @property
     def finish_reason(self) -> generation_pb2.FinishReason.ValueType:
         """Why the first choice ended; unspecified before."""
         return (
             self.choices[0].finish_reason
             if self.choices
             else generation_pb2.FINISH_REASON_UNSPECIFIED
+        )
+
+    def to_message(self) -> chat_pb2.ChatMessage:
+        """Make the conversation's message of it; a call that can't be run is left out."""
+        text, calls = self.text, [call for call in self.tool_calls if not call.incomplete]
+        return chat_pb2.ChatMessage(
+            role=chat_pb2.CHAT_ROLE_ASSISTANT,
+            content=[chat_pb2.ContentPart(text=text)] if text or not calls else [],
+            tool_calls=[call.to_proto() for call in calls],
+            reasoning=self.reasoning,
         )
 
     @property

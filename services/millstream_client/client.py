@@ -6,34 +6,31 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from millstream.v1 import diffusion_pb2, embedding_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client import requests
+from millstream_client import diffusion_requests, requests, vector_requests
+from millstream_client.chat import ask
 from millstream_client.connection import Connection
-from millstream_client.conversation import Conversation, History, Turn, ask
-from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.conversation import Conversation
+from millstream_client.functions import functions_of
+from millstream_client.history import History, Turn
 from millstream_client.media import ImageInput, VideoInput, attached
 from millstream_client.openai_shapes import Tool
-from millstream_client.request import NO_RETRY, Retry
-from millstream_client.requests import ChatInput, EmbedInput, GivenMessage, TextInput, TextOrIds
+from millstream_client.request import Retry
+from millstream_client.requests import AnyMessage, ChatInput, GivenMessage, TextInput, TextOrIds
 from millstream_client.results import Embeddings
 from millstream_client.service_config import EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
 from millstream_client.structured import constraint_of
 from millstream_client.transport import Metadata, Options, Tls, plan_transport
+from millstream_client.vector_requests import EmbedInput
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from millstream_client.requests import (
-        ChatKnobs,
-        EmbedKnobs,
-        ImageKnobs,
-        RequestKnobs,
-        RerankKnobs,
-        VideoKnobs,
-    )
+    from millstream_client.diffusion_requests import ImageKnobs, VideoKnobs
+    from millstream_client.requests import ChatKnobs, RequestKnobs
+    from millstream_client.vector_requests import EmbedKnobs, RerankKnobs
 
 
 class Client:
@@ -108,7 +105,8 @@ class Client:
     ) -> AnswerStream:
         """Send a question or a conversation; return the answer's stream.
 
-        Messages and ``tools`` may also be dicts in the shape of OpenAI's chat API.
+        Messages and ``tools`` may also be dicts in the shape of OpenAI's chat API, and ``tools``
+        Python functions, which `AnswerStream.run_tools` runs (docs/tools.md).
 
         With ``answer_type``, a pydantic model, a dataclass, a TypedDict or a JSON Schema, the
         answer is JSON that fits it, and `Answer.parsed` is the object (docs/structured-output.md).
@@ -122,9 +120,7 @@ class Client:
             if "constraint" in knobs:
                 raise TypeError("answer_type= is a constraint itself: give one of the two")
             knobs["constraint"] = constraint_of(answer_type)
-        stream = ask(self.connection, History(requests.chat_start(**knobs)), turn, timeout_s)
-        stream.result.answer_type = answer_type
-        return stream
+        return ask(self.connection, _history(**knobs), turn, timeout_s, answer_type)
 
     def complete(
         self, prompt: TextOrIds, *, timeout_s: float | None = None, **knobs: Unpack[RequestKnobs]
@@ -141,8 +137,8 @@ class Client:
         **knobs: Unpack[ChatKnobs],
     ) -> Conversation:
         """Make a conversation of several turns; ``messages`` come before the first."""
-        start = requests.chat_start(**knobs)
-        return Conversation(self.connection, History(start, requests.messages(messages, system)))
+        said = requests.messages(messages, system)
+        return Conversation(self.connection, _history(said, **knobs))
 
     async def tokenize(
         self,
@@ -186,14 +182,14 @@ class Client:
         Raises:
             MediaFileError: the input image can't be read.
         """
-        request = requests.image_request(prompt, **knobs)
+        request = diffusion_requests.image_request(prompt, **knobs)
         return self.connection.media(diffusion_pb2.GenerateImageResponse, request, timeout_s)
 
     def generate_video(
         self, prompt: str, *, timeout_s: float | None = None, **knobs: Unpack[VideoKnobs]
     ) -> MediaStream:
         """Make videos from words."""
-        request = requests.video_request(prompt, **knobs)
+        request = diffusion_requests.video_request(prompt, **knobs)
         return self.connection.media(diffusion_pb2.GenerateVideoResponse, request, timeout_s)
 
     async def embed(
@@ -203,7 +199,9 @@ class Client:
 
         More texts than fit in one request are sent in several, one after another.
         """
-        return await self.connection.embed(requests.embed_requests(texts, **knobs), timeout_s)
+        return await self.connection.embed(
+            vector_requests.embed_requests(texts, **knobs), timeout_s
+        )
 
     async def rerank(
         self,
@@ -214,7 +212,7 @@ class Client:
         **knobs: Unpack[RerankKnobs],
     ) -> list[embedding_pb2.RankedDocument]:
         """Score documents by how well they answer a query; return them best first."""
-        request = requests.rerank_request(query, documents, **knobs)
+        request = vector_requests.rerank_request(query, documents, **knobs)
         response = await self.connection.call(
             f"/{EMBEDDING_SERVICE}/Rerank", embedding_pb2.RerankResponse, request, timeout_s
         )
@@ -230,15 +228,8 @@ class Client:
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
         """Return whether a server is reachable and serving."""
-        request = health_pb2.HealthCheckRequest(service=SERVICE)
-        try:
-            response = await self.connection.call(
-                "/grpc.health.v1.Health/Check",
-                health_pb2.HealthCheckResponse,
-                request,
-                timeout_s,
-                NO_RETRY,
-            )
-        except (UnavailableError, DeadlineExceededError):
-            return False
-        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+        return await self.connection.is_serving(timeout_s)
+
+
+def _history(said: Sequence[AnyMessage] = (), **knobs: Unpack[ChatKnobs]) -> History:
+    return History(requests.chat_start(**knobs), said, functions_of(knobs.get("tools", ())))

@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 
 from millstream.v1 import embedding_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client.request import Request, Retry, client_closed
+from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.request import NO_RETRY, Request, Retry, client_closed
 from millstream_client.results import CollectedVectors, Embeddings, GeneratedMedia
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
@@ -164,6 +166,20 @@ class Connection:
         async with contextlib.aclosing(request.messages(attempt)) as responses:
             found: Response = await anext(responses)
             return found
+
+    async def is_serving(self, timeout_s: float) -> bool:
+        """Ask a server for its health, once; False if none is reached."""
+        try:
+            response = await self.call(
+                "/grpc.health.v1.Health/Check",
+                health_pb2.HealthCheckResponse,
+                health_pb2.HealthCheckRequest(service=SERVICE),
+                timeout_s,
+                NO_RETRY,
+            )
+        except (UnavailableError, DeadlineExceededError):
+            return False
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def with_one_message(self, rpc: str, response: type[Any]) -> Any:
         """Return a method with a stream of requests as a call with a single message.

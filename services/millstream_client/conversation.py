@@ -5,150 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
 from millstream.v1 import chat_pb2, processor_pb2
-from millstream_client.answers import Answer
 from millstream_client.connection import Connection
-from millstream_client.errors import DeadlineExceededError, InvalidRequestError, MillstreamError
+from millstream_client.errors import DeadlineExceededError
+from millstream_client.history import History, Turn
 from millstream_client.knobs import Knobs, generation_options
 from millstream_client.media import ImageInput, VideoInput, attached
 from millstream_client.request import Request, incomplete
-from millstream_client.requests import AnyMessage, Content, assistant, question, read_messages
-from millstream_client.service_config import SERVICE
+from millstream_client.requests import AnyMessage, Content, question
 from millstream_client.streams import AnswerStream
+from millstream_client.tool_calls import ToolLimits
+from millstream_client.tool_run import ToolRun
 from millstream_client.writing import half_close, take_uploads, write, write_uploads
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-
-@dataclass(slots=True)
-class Turn:
-    """A turn: what the caller adds to a conversation."""
-
-    said: Sequence[AnyMessage]
-    options: processor_pb2.GenerationOptions | None = None
-    """New options from this turn on; None: the old ones stay."""
-    messages: Sequence[chat_pb2.ChatMessage] = ()
-    """The same as the contract's messages; empty before `read`."""
-
-    async def read(self) -> None:
-        """Read the files of images and videos, once.
-
-        Raises:
-            MediaFileError: one can't be read.
-        """
-        if not self.messages:
-            self.messages = await read_messages(self.said)
-
-    def request(self) -> processor_pb2.ChatRequest:
-        """Make the message for a stream that has the conversation's messages already."""
-        if not self.messages or self.messages[0].role == chat_pb2.CHAT_ROLE_TOOL:
-            results = processor_pb2.ToolResults(messages=self.messages)
-            return processor_pb2.ChatRequest(tool_results=results)
-        turn = processor_pb2.UserTurn(content=self.messages[0].content, options=self.options)
-        return processor_pb2.ChatRequest(user_turn=turn)
-
-
-class History:
-    """The finished turns: after a broken stream, a new one starts with them."""
-
-    def __init__(self, start: processor_pb2.ChatStart, said: Sequence[AnyMessage] = ()) -> None:
-        self._start = start
-        self._has_turns = False
-        self._unread: Sequence[AnyMessage] = ()
-        plain = [message for message in said if isinstance(message, chat_pb2.ChatMessage)]
-        if len(plain) == len(said):
-            start.messages.extend(plain)
-        else:
-            self._unread = said
-
-    @property
-    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
-        return tuple(self._start.messages)
-
-    @property
-    def request_id(self) -> str:
-        return self._start.request_id
-
-    async def read(self, turn: Turn) -> None:
-        """Read the files of images and videos of a turn and of the messages before, once.
-
-        Raises:
-            MediaFileError: one can't be read.
-        """
-        if self._unread:
-            self._start.messages.extend(await read_messages(self._unread))
-            self._unread = ()
-        await turn.read()
-
-    def start(self, turn: Turn) -> processor_pb2.ChatRequest:
-        """Make the message that starts a new stream with all messages so far and this turn."""
-        start = processor_pb2.ChatStart()
-        start.CopyFrom(self._start)
-        start.messages.extend(turn.messages)
-        if turn.options is not None:
-            start.options.CopyFrom(turn.options)
-        return processor_pb2.ChatRequest(start=start)
-
-    def add(self, turn: Turn, answer: Answer) -> None:
-        self._start.messages.extend(turn.messages)
-        self._start.messages.append(assistant(answer.text))
-        if turn.options is not None:
-            self._start.options.CopyFrom(turn.options)
-        self._has_turns = True
-
-    def refit(self, turn: Turn, error: MillstreamError) -> bool:
-        """Remove max_new_tokens from a turn refused because of it; return whether it was.
-
-        On one stream the server limits a later turn's max_new_tokens to the context that is left,
-        but a stream's first turn must fit. A conversation on a new stream is such a first turn:
-        without max_new_tokens it gets all of the context that is left, which is less.
-        """
-        options = turn.options if turn.options is not None else self._start.options
-        too_long = isinstance(error, InvalidRequestError) and any(
-            violation.field.endswith("sampling.max_new_tokens") for violation in error.violations
-        )
-        if not (self._has_turns and too_long and options.sampling.max_new_tokens > 0):
-            return False
-        turn.options = processor_pb2.GenerationOptions()
-        turn.options.CopyFrom(options)
-        turn.options.sampling.ClearField("max_new_tokens")
-        return True
-
-
-def ask(
-    connection: Connection, history: History, turn: Turn, timeout_s: float | None
-) -> AnswerStream:
-    """Prepare a Chat of one turn."""
-    request = Request(connection, timeout_s, history.request_id)
-
-    async def attempt() -> AsyncGenerator[Any, None]:
-        await history.read(turn)
-        request.check_not_ended()
-        message = history.start(turn)
-        uploads = take_uploads(message)
-        if uploads:
-            call = connection.begin(request, connection.stub.Chat)
-        else:
-            once = connection.with_one_message(f"/{SERVICE}/Chat", processor_pb2.ChatResponse)
-            call = connection.begin(request, once, message)
-        try:
-            # If the stream ends while they are sent, reading raises its error.
-            if uploads and await write_uploads(call, uploads) and await write(call, message):
-                await half_close(call)
-            async for response in call:
-                request.answer.add(response)
-                yield response
-        finally:
-            call.cancel()
-
-    return AnswerStream(request, request.messages(attempt))
 
 
 class Conversation:
@@ -163,7 +39,7 @@ class Conversation:
     def __init__(self, connection: Connection, history: History) -> None:
         """Make a conversation; nothing is sent before the first turn."""
         self._connection = connection
-        self._history = history
+        self.history = history
         self._call: Any = None
         self._preparing = False
         """Whether the running turn's files are being read or sent, before the turn itself."""
@@ -176,7 +52,7 @@ class Conversation:
     @property
     def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
         """The messages of all finished turns, with the bytes of their images and videos."""
-        return self._history.messages
+        return self.history.messages
 
     def say(
         self,
@@ -196,13 +72,13 @@ class Conversation:
         """
         media = attached(image, images, video, videos)
         options = generation_options(**knobs) if knobs else None
-        return self._stream(Turn([question(content, media)], options), timeout_s)
+        return self.stream(Turn([question(content, media)], options), timeout_s)
 
     def tool_results(
         self, results: Sequence[AnyMessage], *, timeout_s: float | None = None
     ) -> AnswerStream:
         """Start a turn with the results of the tools that the model called."""
-        return self._stream(Turn(results), timeout_s)
+        return self.stream(Turn(results), timeout_s)
 
     async def cancel(self) -> None:
         """Cancel the running turn, which finishes with what was generated; keep the conversation.
@@ -241,13 +117,18 @@ class Conversation:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _stream(self, turn: Turn, timeout_s: float | None) -> AnswerStream:
-        history = self._history
+    def stream(self, turn: Turn, timeout_s: float | None, answer_type: Any = None) -> AnswerStream:
+        """Prepare a turn."""
+        history = self.history
         request = Request(
             self._connection, timeout_s, history.request_id, partial(history.refit, turn)
         )
         messages = request.messages(lambda: self._attempt(turn, request), self._one_turn(request))
-        return AnswerStream(request, messages)
+
+        def run(first: AnswerStream, limits: ToolLimits) -> ToolRun:
+            return ToolRun(self, first, limits, timeout_s, owned=False)
+
+        return AnswerStream(request, messages, run, answer_type)
 
     @contextlib.contextmanager
     def _one_turn(self, request: Request) -> Iterator[None]:
@@ -264,7 +145,7 @@ class Conversation:
         self, turn: Turn, request: Request
     ) -> AsyncGenerator[processor_pb2.ChatResponse, None]:
         self._preparing = True
-        await self._history.read(turn)  # a file that can't be read doesn't end the stream
+        await self.history.read(turn)  # a file that can't be read doesn't end the stream
         request.check_not_ended()
         # An RPC's deadline would end the whole stream, so a turn has its own timer.
         timeout_s = request.timeout_s()
@@ -290,7 +171,7 @@ class Conversation:
             if timer:
                 timer.cancel()
             if finished:
-                self._history.add(turn, request.answer)
+                self.history.add(turn, request.answer)
                 if self._server_drains:
                     await self._leave()
             elif self._call is not None:
@@ -325,7 +206,7 @@ class Conversation:
         self._server_drains = False
         request.watch(call)
         # If it has failed, reading raises the error.
-        await self._write(call, self._history.start(turn))
+        await self._write(call, self.history.start(turn))
         return call
 
     async def _write(self, call: Any, message: processor_pb2.ChatRequest) -> bool:

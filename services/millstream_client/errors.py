@@ -11,6 +11,7 @@ MillstreamError
 ├── DeadlineExceededError     DEADLINE_EXCEEDED    the time that was given has passed
 ├── RequestCancelledError     CANCELLED            cancelled, here or at the server
 ├── AnswerFormatError         OUT_OF_RANGE         the answer came, but isn't what was asked for
+├── ToolRoundsError           OUT_OF_RANGE         the model goes on calling tools
 ├── UnauthenticatedError      UNAUTHENTICATED      no API key, or a wrong one
 ├── PermissionDeniedError     PERMISSION_DENIED    the key doesn't allow this
 └── InternalError             INTERNAL             the server's fault; `error_id`
@@ -169,8 +170,15 @@ class RequestCancelledError(MillstreamError):
 class AnswerFormatError(MillstreamError):
     """The answer is no object of the type that was asked for: `partial` is what came.
 
-    ``reason`` is this library's own: `ANSWER_CUT_OFF`, or `ANSWER_NOT_PARSED`.
+    ``reason`` is this library's own: `ANSWER_CUT_OFF`, `ANSWER_NOT_PARSED`, or, of a tool call's
+    arguments, `TOOL_CALL_INCOMPLETE`.
     """
+
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class ToolRoundsError(MillstreamError):
+    """A run of tools has had as many rounds as it may, and the model calls again: see `partial`."""
 
     code = grpc.StatusCode.OUT_OF_RANGE
 

@@ -87,6 +87,16 @@ def generation_options(**knobs: Unpack[Knobs]) -> processor_pb2.GenerationOption
     return options
 
 
+def check_names(knobs: Mapping[str, object], kind: Any, of: str) -> None:
+    """Refuse names that a TypedDict of knobs hasn't.
+
+    Raises:
+        TypeError: there is one.
+    """
+    if unknown := knobs.keys() - kind.__annotations__.keys():
+        raise TypeError(f"{min(unknown)!r} is no option of {of}")
+
+
 _ELSEWHERE = {
     "max_tokens": "write max_new_tokens=",
     "max_completion_tokens": "write max_new_tokens=",
@@ -95,8 +105,9 @@ _ELSEWHERE = {
     "user": "write session=, or request_id=",
     "prompt_cache_key": "write session=",
     "extra_body": "write its options themselves",
-    "tool_choice": "the model decides whether it calls a tool",
     "functions": "write tools=",
+    "function_call": "write tool_choice=",
+    "reasoning_effort": "write reasoning=",
 }
 """Options of OpenAI's API, and what to write here."""
 

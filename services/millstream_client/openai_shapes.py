@@ -6,10 +6,11 @@ What can't be sent raises an error that says what to write.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from millstream.v1 import chat_pb2
+from millstream.v1 import chat_pb2, processor_pb2
+from millstream_client.functions import Function, as_function
 from millstream_client.media import Image, Part, Video
 
 _ROLES = {
@@ -17,15 +18,23 @@ _ROLES = {
     for name, role in chat_pb2.ChatRole.items()
     if role
 }
-_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id")
+_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning")
 _TOOL = ("name", "description", "parameters")
 _MEDIA: Mapping[str, type[Image | Video]] = {"image_url": Image, "video_url": Video}
-Tool = chat_pb2.ChatTool | Mapping[str, Any]
-"""A tool, or a dict in OpenAI's shape."""
+Tool = chat_pb2.ChatTool | Mapping[str, Any] | Callable[..., Any] | Function
+"""A tool, a dict in OpenAI's shape, or a Python function."""
+ToolChoice = processor_pb2.ToolChoice | Mapping[str, Any] | str
+"""``"auto"``, ``"none"``, ``"required"``, a tool's name, or a dict in OpenAI's shape."""
+_MODES = {
+    name.removeprefix("TOOL_CHOICE_MODE_").lower(): mode
+    for name, mode in processor_pb2.ToolChoiceMode.items()
+    if mode not in (0, processor_pb2.TOOL_CHOICE_MODE_NAMED)
+}
+_REASONING = ("reasoning", "reasoning_content")
 
 
 def message_fields(given: Any) -> dict[str, Any]:
-    """Read a message: ``role``, ``content`` as parts, ``tool_calls``, ``tool_call_id``, ``name``.
+    """Read a message: ``role``, ``content`` as parts, ``tool_calls``, ``reasoning`` and so on.
 
     Raises:
         ValueError: it has something that can't be sent.
@@ -33,7 +42,7 @@ def message_fields(given: Any) -> dict[str, Any]:
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"a list of messages has a {type(given).__name__}; see user()")
-    _check(given, _MESSAGE, "a message")
+    _check(given, _MESSAGE, "a message", ignored=_REASONING)
     role = _ROLES.get(given.get("role", ""))
     if role is None:
         raise ValueError(f"role {given.get('role')!r} is none of {', '.join(_ROLES)}")
@@ -43,6 +52,7 @@ def message_fields(given: Any) -> dict[str, Any]:
         "tool_calls": tuple(_tool_call(call) for call in given.get("tool_calls") or ()),
         "tool_call_id": given.get("tool_call_id") or "",
         "name": given.get("name") or "",
+        "reasoning": next(filter(None, map(given.get, _REASONING)), ""),
     }
 
 
@@ -51,9 +61,30 @@ def tools(given: Sequence[Tool]) -> list[chat_pb2.ChatTool]:
 
     Raises:
         ValueError: one has something that can't be sent.
-        TypeError: one is neither a ChatTool nor a dict.
+        TypeError: one is no tool, or a function that no schema can be made of.
     """
-    return [tool if isinstance(tool, chat_pb2.ChatTool) else _tool(tool) for tool in given]
+    return [*map(_tool, given)]
+
+
+def tool_choice(given: ToolChoice) -> processor_pb2.ToolChoice:
+    """Read which tool the model may, or must, call.
+
+    Raises:
+        ValueError: it isn't known.
+    """
+    if isinstance(given, processor_pb2.ToolChoice):
+        return given
+    if isinstance(given, str) and given in _MODES:
+        return processor_pb2.ToolChoice(mode=_MODES[given])
+    name: str = given if isinstance(given, str) else _chosen(given)
+    return processor_pb2.ToolChoice(mode=processor_pb2.TOOL_CHOICE_MODE_NAMED, name=name)
+
+
+def _chosen(given: Mapping[str, Any]) -> str:
+    if (kind := given.get("type", "function")) != "function":
+        raise ValueError(f"a tool_choice of type {kind!r} can't be used: name a function")
+    name: str = given.get("function", given)["name"]
+    return name
 
 
 def _parts(content: Any) -> list[Part]:
@@ -89,20 +120,26 @@ def _tool_call(given: Mapping[str, Any]) -> chat_pb2.ToolCall:
 
 
 def _tool(given: Any) -> chat_pb2.ChatTool:
+    if isinstance(given, chat_pb2.ChatTool):
+        return given
+    if (function := as_function(given)) is not None:
+        return function.tool
     if not isinstance(given, Mapping):
-        raise TypeError(f"a tool is a ChatTool, or a dict as OpenAI's: not {type(given).__name__}")
+        raise TypeError(
+            f"a tool is a function, a ChatTool, or a dict as OpenAI's: not {type(given).__name__}"
+        )
     if given.get("type", "function") != "function":
         raise ValueError(f"a tool of type {given['type']!r} can't be used: only functions can")
-    function = given.get("function")
-    if function is None:
-        function = {key: value for key, value in given.items() if key != "type"}
-    if function.get("strict"):
+    described = given.get("function")
+    if described is None:
+        described = {key: value for key, value in given.items() if key != "type"}
+    if described.get("strict"):
         raise ValueError("'strict' of a tool can't be kept: leave it out")
-    _check(function, _TOOL, "a tool", ignored=("strict",))
-    parameters = function.get("parameters")
+    _check(described, _TOOL, "a tool", ignored=("strict",))
+    parameters = described.get("parameters")
     return chat_pb2.ChatTool(
-        name=function["name"],
-        description=function.get("description") or "",
+        name=described["name"],
+        description=described.get("description") or "",
         parameters_json_schema=json.dumps(parameters) if parameters else "",
     )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from millstream.v1 import chat_pb2, diffusion_pb2, embedding_pb2, processor_pb2
+from millstream.v1 import chat_pb2, processor_pb2
 from millstream_client import openai_shapes
-from millstream_client.errors import MediaFileError
 from millstream_client.knobs import Knobs, generation_options
-from millstream_client.media import Image, MediaSource, Part, Video
+from millstream_client.media import Image, Part, Video
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -23,12 +22,6 @@ TextInput = str | Sequence[chat_pb2.ChatMessage | Mapping[str, Any]]
 """A text, or a whole conversation."""
 TextOrIds = str | Sequence[int]
 """A text, or its token ids."""
-EmbedInput = TextOrIds | Sequence[TextOrIds]
-"""One or more of them."""
-_MAX_INPUTS = 2048
-_MAX_BYTES = 3 << 20
-"""A request's inputs: it has to fit in a message of 4 MiB."""
-_OF_REQUESTS = ("model", "request_id", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +33,7 @@ class MediaMessage:
     tool_call_id: str = ""
     tool_calls: tuple[chat_pb2.ToolCall, ...] = ()
     name: str = ""
+    reasoning: str = ""
 
     def read(self) -> chat_pb2.ChatMessage:
         """Make the contract's message of it; blocks while it reads the files.
@@ -56,6 +50,7 @@ class MediaMessage:
             tool_call_id=self.tool_call_id,
             tool_calls=self.tool_calls,
             name=self.name,
+            reasoning=self.reasoning,
         )
 
 
@@ -179,23 +174,56 @@ class ChatKnobs(RequestKnobs, total=False):
     """What a conversation may be given for all its turns."""
 
     tools: Sequence[openai_shapes.Tool]
+    tool_choice: openai_shapes.ToolChoice
+    parallel_tool_calls: bool
+    reasoning: processor_pb2.ReasoningOptions | bool | str
+    """Whether the model reasons, or how much, in its own words: "low"."""
+    events: bool
+    """Whether reasoning, text and calls are told apart; left out: if one of the above is given."""
 
 
 def chat_start(
     *,
     model: str = "",
     tools: Sequence[openai_shapes.Tool] = (),
+    tool_choice: openai_shapes.ToolChoice | None = None,
+    parallel_tool_calls: bool | None = None,
+    reasoning: processor_pb2.ReasoningOptions | bool | str | None = None,
+    events: bool | None = None,
     request_id: str = "",
     **knobs: Unpack[Knobs],
 ) -> processor_pb2.ChatStart:
-    """Make the first message of a Chat, without messages yet."""
-    options = generation_options(**knobs)
-    return processor_pb2.ChatStart(
+    """Make the first message of a Chat, without messages yet.
+
+    Raises:
+        TypeError: a knob is unknown, or has the wrong type; or a function can't be a tool.
+        ValueError: a tool or a choice of one has something that can't be sent.
+    """
+    start = processor_pb2.ChatStart(
         model=model,
         tools=openai_shapes.tools(tools),
-        options=options,
+        options=generation_options(**knobs),
         request_id=request_id or new_request_id(),
+        parallel_tool_calls=parallel_tool_calls,
+        tool_choice=None if tool_choice is None else openai_shapes.tool_choice(tool_choice),
+        reasoning=None if reasoning is None else _reasoning(reasoning),
     )
+    if events is None:
+        answers = (tool_choice, parallel_tool_calls, reasoning)
+        events = bool(tools) or any(given is not None for given in answers)
+    if events:
+        start.output = processor_pb2.CHAT_OUTPUT_EVENTS
+    return start
+
+
+def _reasoning(
+    given: processor_pb2.ReasoningOptions | bool | str,  # noqa: FBT001 - of several types
+) -> processor_pb2.ReasoningOptions:
+    if isinstance(given, processor_pb2.ReasoningOptions):
+        return given
+    if isinstance(given, bool):
+        return processor_pb2.ReasoningOptions(enabled=given)
+    return processor_pb2.ReasoningOptions(effort=given)
 
 
 def complete_request(
@@ -229,174 +257,3 @@ def tokenize_request(
 def new_request_id() -> str:
     """Make an id; made here, it is known even if the request fails before a response."""
     return secrets.token_hex(16)
-
-
-# ---- images and videos ---------------------------------------------------------------------------
-
-
-class DiffusionKnobs(TypedDict, total=False):
-    """The fields of ``millstream.v1.DiffusionOptions``, without the prompt."""
-
-    negative_prompt: str
-    n: int
-    width: int
-    height: int
-    steps: int
-    guidance_scale: float
-    seed: int
-    scheduler: str
-    delivery: diffusion_pb2.OutputDelivery.ValueType
-    preview_every_steps: int
-
-
-class MediaKnobs(DiffusionKnobs, total=False):
-    """What a request for images or videos may be given."""
-
-    model: str
-    request_id: str
-    priority: processor_pb2.RequestPriority.ValueType
-
-
-class ImageKnobs(MediaKnobs, total=False):
-    """What a request for images may be given."""
-
-    image: MediaSource | None
-    strength: float | None
-    format: diffusion_pb2.ImageFormat.ValueType
-
-
-class VideoKnobs(MediaKnobs, total=False):
-    """What a request for videos may be given."""
-
-    frames: int | None
-    fps: int | None
-
-
-def image_request(
-    prompt: str,
-    *,
-    image: MediaSource | None = None,
-    strength: float | None = None,
-    format: diffusion_pb2.ImageFormat.ValueType = diffusion_pb2.IMAGE_FORMAT_PNG,  # noqa: A002 - the contract's name
-    **knobs: Unpack[MediaKnobs],
-) -> diffusion_pb2.GenerateImageRequest:
-    """Make the message of a request for images; reads the input image's file.
-
-    Raises:
-        MediaFileError: the input image can't be read.
-        TypeError: an unknown knob, or a value of the wrong type.
-        ValueError: a value that doesn't fit its field.
-    """
-    start = diffusion_pb2.StartImage(format=format, **_diffusion(prompt, **knobs))
-    if image is not None:
-        part = Image(image).read().image
-        if part.WhichOneof("source") != "data":
-            raise MediaFileError("an input image is given as a file's path or bytes, not as a URL")
-        start.input_image.data = part.data
-        if strength is not None:
-            start.input_image.strength = strength
-    return diffusion_pb2.GenerateImageRequest(start=start)
-
-
-def video_request(
-    prompt: str, *, frames: int | None = None, fps: int | None = None, **knobs: Unpack[MediaKnobs]
-) -> diffusion_pb2.GenerateVideoRequest:
-    """Make the message of a request for videos.
-
-    Raises:
-        TypeError: an unknown knob, or a value of the wrong type.
-        ValueError: a value that doesn't fit its field.
-    """
-    start = diffusion_pb2.StartVideo(frames=frames, fps=fps, **_diffusion(prompt, **knobs))
-    return diffusion_pb2.GenerateVideoRequest(start=start)
-
-
-def _diffusion(prompt: str, **knobs: Any) -> dict[str, Any]:
-    """Return the fields that both requests have; knobs left out are unset, for the defaults."""
-    _check_names(knobs, MediaKnobs, "an image or a video")
-    fields = {name: knobs.pop(name) for name in _OF_REQUESTS if name in knobs}
-    return {**fields, "options": diffusion_pb2.DiffusionOptions(prompt=prompt, **knobs)}
-
-
-def _check_names(knobs: Mapping[str, object], kind: Any, of: str) -> None:
-    if unknown := knobs.keys() - kind.__annotations__.keys():
-        raise TypeError(f"{min(unknown)!r} is no option of {of}")
-
-
-# ---- vectors -------------------------------------------------------------------------------------
-
-
-class EmbedKnobs(TypedDict, total=False):
-    """What a request for vectors may be given."""
-
-    dimensions: int | None
-    normalize: bool | None
-    prompt_name: str | None
-    model: str
-    request_id: str
-    priority: processor_pb2.RequestPriority.ValueType | None
-
-
-class RerankKnobs(TypedDict, total=False):
-    """What a request for scores may be given."""
-
-    top_n: int | None
-    instruction: str | None
-    return_documents: bool
-    model: str
-    request_id: str
-    priority: processor_pb2.RequestPriority.ValueType
-
-
-def embed_requests(
-    texts: EmbedInput, **knobs: Unpack[EmbedKnobs]
-) -> Iterator[embedding_pb2.EmbedRequest]:
-    """Make the requests for texts: one, or more where they don't fit in one.
-
-    Raises:
-        TypeError: an unknown knob, or a value of the wrong type.
-    """
-    _check_names(knobs, EmbedKnobs, "vectors")
-    fields: Any = knobs  # a priority may be None, which leaves it unset
-    return _batches(_listed(texts), embedding_pb2.StartEmbed(**fields))
-
-
-def _batches(
-    texts: Iterable[TextOrIds], start: embedding_pb2.StartEmbed
-) -> Iterator[embedding_pb2.EmbedRequest]:
-    request, size = embedding_pb2.EmbedRequest(start=start), 0
-    for text in texts:
-        part = _input(text)
-        nbytes = part.ByteSize()
-        count = len(request.start.inputs)
-        if count and (count >= _MAX_INPUTS or size + nbytes > _MAX_BYTES):
-            yield request
-            request, size = embedding_pb2.EmbedRequest(start=start), 0
-        request.start.inputs.append(part)
-        size += nbytes
-    yield request
-
-
-def rerank_request(
-    query: str, documents: Sequence[str], **knobs: Unpack[RerankKnobs]
-) -> embedding_pb2.RerankRequest:
-    """Make the request for scores.
-
-    Raises:
-        TypeError: an unknown knob, or a value of the wrong type.
-    """
-    _check_names(knobs, RerankKnobs, "scores")
-    return embedding_pb2.RerankRequest(query=query, documents=documents, **knobs)
-
-
-def _listed(texts: Any) -> Sequence[TextOrIds]:
-    """Return a list of inputs; a text, or the token ids of one, is one input."""
-    one = isinstance(texts, str) or (texts and isinstance(texts[0], int))
-    listed: Sequence[TextOrIds] = [texts] if one else texts
-    return listed
-
-
-def _input(text: TextOrIds) -> embedding_pb2.EmbedInput:
-    if isinstance(text, str):
-        return embedding_pb2.EmbedInput(text=text)
-    return embedding_pb2.EmbedInput(token_ids=processor_pb2.TokenIds(ids=text))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
 from millstream.v1 import diffusion_pb2, processor_pb2
 from millstream_client.answers import Answer
+from millstream_client.events import Event, EventReader
 from millstream_client.request import Request
 from millstream_client.results import GeneratedMedia
+from millstream_client.tool_calls import ToolLimits
+from millstream_client.tool_run import ToolRun
 
 Piece = TypeVar("Piece")
+_LIMITS = ToolLimits()
 
 
 class MessageStream(AsyncIterator[Piece]):
@@ -74,13 +78,57 @@ class MessageStream(AsyncIterator[Piece]):
 
 
 class AnswerStream(MessageStream[processor_pb2.ChoiceDelta]):
-    """Iterate it for new output of each choice, or await `answer` for the whole."""
+    """Iterate it for new output of each choice, or await `answer` for the whole.
+
+    `events` tells reasoning, text and tool calls apart.
+    """
 
     field = "choices"
+
+    def __init__(
+        self,
+        request: Request,
+        messages: AsyncGenerator[Any, None],
+        run: Callable[[AnswerStream, ToolLimits], ToolRun] | None = None,
+        answer_type: Any = None,
+    ) -> None:
+        """``run`` makes a run of tools in place of this stream; None: there can't be any.
+
+        It doesn't keep the stream: dropping the last reference to that ends the call.
+        """
+        super().__init__(request, messages)
+        self._run = run
+        self.result.answer_type = answer_type
 
     @property
     def result(self) -> Answer:
         return self._request.answer
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield the new output as events: the same as by iterating, in another form.
+
+        Raises:
+            MillstreamError: as iterating.
+        """
+        reader = EventReader(self.result)
+        async for delta in self:
+            for event in reader.read(delta):
+                yield event
+
+    def run_tools(self, limits: ToolLimits = _LIMITS) -> ToolRun:
+        """Let the model call the functions among the tools until it answers; see `ToolRun`.
+
+        Read the run in place of this stream. A ``timeout_s`` holds for each answer of it.
+
+        Raises:
+            TypeError: none of the tools is a function, or there are several choices.
+            RuntimeError: this stream was read already.
+        """
+        if self._run is None:
+            raise TypeError("only chats have tools")
+        if self.result.begun:
+            raise RuntimeError("this stream was read already: call run_tools before that")
+        return self._run(self, limits)
 
     async def answer(self) -> Answer:
         """Read to the end; return the whole answer.

@@ -48,7 +48,7 @@ def parse(answer_type: Any, text: str) -> Any:
     if hasattr(answer_type, "model_validate_json"):
         return answer_type.model_validate_json(text)
     value = json.loads(text)
-    return value if isinstance(answer_type, Mapping) else _shape(answer_type).make(value)
+    return value if isinstance(answer_type, Mapping) else shape_of(answer_type).make(value)
 
 
 def parsed(answer: Answer) -> Any:
@@ -100,21 +100,21 @@ def _schema_of(answer_type: Any) -> Any:
             "answer_type is a pydantic model, a dataclass, a TypedDict or a JSON Schema, not "
             f"{_name(answer_type)!r}"
         )
-    return _shape(answer_type).schema
+    return shape_of(answer_type).schema
 
 
 # ---- types without pydantic ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """A type's schema, and what makes an object of a value of JSON or raises ValueError."""
 
     schema: dict[str, Any]
     make: Callable[[Any], Any]
 
 
-def _shape(kind: Any, within: tuple[Any, ...] = ()) -> _Shape:
+def shape_of(kind: Any, within: tuple[Any, ...] = ()) -> Shape:
     """Read a type; ``within`` are the classes around it.
 
     Raises:
@@ -125,49 +125,49 @@ def _shape(kind: Any, within: tuple[Any, ...] = ()) -> _Shape:
     if (of_parts := _PARTED.get(typing.get_origin(kind))) is not None:
         return of_parts(typing.get_args(kind), within)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _Shape({"enum": [member.value for member in kind]}, kind)
+        return Shape({"enum": [member.value for member in kind]}, kind)
     if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
         return _record(kind, within)
     raise TypeError(f"no schema can be made of {kind!r}; known are {_KNOWN}")
 
 
-def _plain(kind: Any) -> _Shape:
+def _plain(kind: Any) -> Shape:
     def make(value: Any) -> Any:
         if kind is float and type(value) is int:
             return float(value)
         return _checked(value, kind, fits=type(value) is kind)
 
-    return _Shape({"type": _PLAIN[kind]}, make)
+    return Shape({"type": _PLAIN[kind]}, make)
 
 
-def _literal(values: tuple[Any, ...], _within: tuple[Any, ...]) -> _Shape:
-    return _Shape(
+def _literal(values: tuple[Any, ...], _within: tuple[Any, ...]) -> Shape:
+    return Shape(
         {"enum": list(values)}, lambda value: _checked(value, "Literal", fits=value in values)
     )
 
 
-def _list(parts: tuple[Any, ...], within: tuple[Any, ...]) -> _Shape:
-    inner = _shape(parts[0], within)
-    return _Shape(
+def _list(parts: tuple[Any, ...], within: tuple[Any, ...]) -> Shape:
+    inner = shape_of(parts[0], within)
+    return Shape(
         {"type": "array", "items": inner.schema},
         lambda value: [*map(inner.make, _checked(value, list, fits=isinstance(value, list)))],
     )
 
 
-def _dict(parts: tuple[Any, ...], within: tuple[Any, ...]) -> _Shape:
+def _dict(parts: tuple[Any, ...], within: tuple[Any, ...]) -> Shape:
     if parts[0] is not str:
         raise TypeError(f"keys of JSON are texts: dict[str, …], not dict[{_name(parts[0])}, …]")
-    inner = _shape(parts[1], within)
+    inner = shape_of(parts[1], within)
 
     def make(value: Any) -> Any:
         checked = _checked(value, dict, fits=isinstance(value, dict))
         return {name: inner.make(each) for name, each in checked.items()}
 
-    return _Shape({"type": "object", "additionalProperties": inner.schema}, make)
+    return Shape({"type": "object", "additionalProperties": inner.schema}, make)
 
 
-def _union(parts: tuple[Any, ...], within: tuple[Any, ...]) -> _Shape:
-    shapes = [_shape(part, within) for part in parts]
+def _union(parts: tuple[Any, ...], within: tuple[Any, ...]) -> Shape:
+    shapes = [shape_of(part, within) for part in parts]
 
     def make(value: Any) -> Any:
         for shape in shapes:
@@ -175,10 +175,10 @@ def _union(parts: tuple[Any, ...], within: tuple[Any, ...]) -> _Shape:
                 return shape.make(value)
         return _checked(value, " or ".join(map(_name, parts)), fits=False)
 
-    return _Shape({"anyOf": [shape.schema for shape in shapes]}, make)
+    return Shape({"anyOf": [shape.schema for shape in shapes]}, make)
 
 
-_PARTED: Mapping[Any, Callable[[tuple[Any, ...], tuple[Any, ...]], _Shape]] = {
+_PARTED: Mapping[Any, Callable[[tuple[Any, ...], tuple[Any, ...]], Shape]] = {
     typing.Literal: _literal,
     list: _list,
     Sequence: _list,
@@ -189,7 +189,7 @@ _PARTED: Mapping[Any, Callable[[tuple[Any, ...], tuple[Any, ...]], _Shape]] = {
 }
 
 
-def _record(kind: Any, within: tuple[Any, ...]) -> _Shape:
+def _record(kind: Any, within: tuple[Any, ...]) -> Shape:
     """Read a dataclass or a TypedDict."""
     if kind in within:
         raise TypeError(f"{_name(kind)} contains itself; give a pydantic model for that")
@@ -201,7 +201,7 @@ def _record(kind: Any, within: tuple[Any, ...]) -> _Shape:
         if name in always and typing.get_origin(hint) is not typing.NotRequired
     ]
     hints = typing.get_type_hints(kind)
-    fields = {name: _shape(hint, (*within, kind)) for name, hint in hints.items()}
+    fields = {name: shape_of(hint, (*within, kind)) for name, hint in hints.items()}
 
     def make(value: Any) -> Any:
         _checked(value, kind, fits=isinstance(value, dict))
@@ -217,7 +217,7 @@ def _record(kind: Any, within: tuple[Any, ...]) -> _Shape:
         "required": required,
         "additionalProperties": False,
     }
-    return _Shape(schema, make)
+    return Shape(schema, make)
 
 
 def _checked(value: Any, kind: Any, *, fits: bool) -> Any:

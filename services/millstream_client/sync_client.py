@@ -2,177 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import grpc
 
-from millstream.v1 import chat_pb2, diffusion_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client.answers import Answer
+from millstream.v1 import chat_pb2, processor_pb2_grpc
 from millstream_client.background import Background
 from millstream_client.client import Client
 from millstream_client.conversation import Conversation
-from millstream_client.errors import MillstreamError, RequestCancelledError
-from millstream_client.request import Retry, client_closed
-from millstream_client.results import GeneratedMedia
-from millstream_client.streams import AnswerStream, MediaStream, MessageStream
+from millstream_client.errors import RequestCancelledError
+from millstream_client.request import Retry
+from millstream_client.sync_streams import SyncAnswerStream, SyncMediaStream
 from millstream_client.transport import Metadata, Options, Tls
 
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
-Piece = TypeVar("Piece")
 Inner = TypeVar("Inner")
-
-_READ_AHEAD = 64
-"""Most messages of a stream that are read ahead."""
-
-
-class _SyncStream(Iterator[Piece]):
-    """What streams have in common: pieces of the messages, and the ways to end the call."""
-
-    def __init__(
-        self, background: Background, stream: MessageStream[Piece], answer: Answer | None = None
-    ) -> None:
-        self._background = background
-        self._stream = stream
-        self._pieces = _pieces(background, stream, answer)
-
-    def _read_to_the_end(self) -> None:
-        for _ in self._pieces:
-            pass
-
-    @property
-    def request_id(self) -> str:
-        """The request's id in logs and traces."""
-        return self._stream.request_id
-
-    def __next__(self) -> Piece:
-        """Wait for the next piece.
-
-        Raises:
-            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
-        """
-        return next(self._pieces)
-
-    def cancel(self) -> None:
-        """End the call while another thread reads; the reader gets a RequestCancelledError."""
-        self._background.call(self._stream.cancel)
-
-    def close(self) -> None:
-        """End the call; no thread may be reading."""
-        self._pieces.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class SyncAnswerStream(_SyncStream[processor_pb2.ChoiceDelta]):
-    """Iterate it for new output of each choice, or call `answer` for the whole.
-
-    Nothing is sent before that. To end the call early:
-    ``with``, `close`, Ctrl-C while it waits, or dropping the last reference.
-    """
-
-    def __init__(self, background: Background, stream: AnswerStream) -> None:
-        self.result = Answer(answer_type=stream.result.answer_type)
-        """The answer so far, without messages that were read ahead."""
-        super().__init__(background, stream, self.result)
-
-    def answer(self) -> Answer:
-        """Read to the end; return the whole answer.
-
-        Raises:
-            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
-        """
-        self._read_to_the_end()
-        return self.result
-
-
-class SyncMediaStream(_SyncStream[diffusion_pb2.DiffusionProgress]):
-    """Iterate it for progress, or call `result` for the files; as `SyncAnswerStream` otherwise."""
-
-    def __init__(self, background: Background, stream: MediaStream) -> None:
-        super().__init__(background, stream)
-        self.media = stream.media
-        """The result; `GeneratedMedia.complete` says whether it is there."""
-
-    def result(self) -> GeneratedMedia:
-        """Read to the end; return the files.
-
-        Raises:
-            MillstreamError: the request failed.
-        """
-        self._read_to_the_end()
-        return self.media
-
-
-def _pieces(
-    background: Background, stream: MessageStream[Piece], answer: Answer | None
-) -> Generator[Piece, None, None]:
-    """Yield a stream's pieces; collect an answer.
-
-    No method of the stream: dropping the last reference to that ends the call.
-    """
-    try:
-        with contextlib.closing(read_ahead(stream, background)) as messages:
-            for message in messages:
-                if answer is not None:
-                    answer.add(message)
-                yield from getattr(message, stream.field)
-    except MillstreamError as error:
-        if answer is not None:
-            error.request_id = stream.request_id
-            error.partial = answer if answer.begun else None
-        raise
-
-
-def read_ahead(stream: MessageStream[Any], background: Background) -> Generator[Any, None, None]:
-    """Read a stream in the background, ahead of the calling thread up to a limit."""
-    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    reading = None
-    try:
-        while True:
-            reading = background.submit(_read(stream, messages, background.leaving))
-            for _ in range(_READ_AHEAD):
-                message = messages.get()
-                if message is None:
-                    reading = None
-                    return
-                if isinstance(message, Exception):
-                    reading = None
-                    raise message
-                yield message
-    finally:
-        if reading is not None:
-            background.call(lambda: background.leave(stream, reading))
-
-
-async def _read(
-    stream: MessageStream[Any], messages: queue.SimpleQueue[Any], leaving: set[asyncio.Task[None]]
-) -> None:
-    """Put messages into the queue, up to the limit; at the end None or the error."""
-    try:
-        if leaving:
-            await asyncio.wait(leaving)
-        for _ in range(_READ_AHEAD):
-            message = await stream.read()
-            messages.put(message)
-            if message is None:
-                return
-    except asyncio.CancelledError:  # the loop ends
-        messages.put(client_closed())
-        raise
-    except Exception as error:  # noqa: BLE001 - the reader raises it
-        messages.put(error)
 
 
 class _Facade(Generic[Inner]):

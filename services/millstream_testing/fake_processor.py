@@ -244,6 +244,9 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                     name=MODEL,
                     ready=True,
                     context_length=2048,
+                    answer_format=processor_pb2.AnswerFormat(
+                        name="hermes", reason="set by --formats"
+                    ),
                     chat=True,
                     aliases=["gpt-4o"],
                     default_of=[

@@ -10,6 +10,7 @@ import pytest
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_checks import ExampleChecks
 from tests.support.clients.client_examples import ExampleSuite
+from tests.support.clients.tool_checks import check_tool_loop
 
 _MODULE = ROOT / "generated" / "go"
 _EXAMPLE = Path(__file__).with_name("go")
@@ -48,12 +49,12 @@ class TestGo(ExampleChecks):
         return ["env", "GRPC_GO_RETRY=on", str(example)]
 
 
-def _build_ask(folder: Path) -> None:
-    """Build the page's program; Debian's grpc-go is too old for two of its lines."""
+def _build_ask(folder: Path, name: str = "ask") -> None:
+    """Build a page's program; Debian's grpc-go is too old for two of its lines."""
     module = folder / "src" / _PATH
     module.parent.mkdir(parents=True)
     module.symlink_to(_MODULE)
-    program = (_EXAMPLE / "ask" / "main.go").read_text()
+    program = (_EXAMPLE / name / "main.go").read_text()
     for new, old in (
         ("grpc.NewClient(", "grpc.Dial("),
         ("grpc.WithTransportCredentials(insecure.NewCredentials())", "grpc.WithInsecure()"),
@@ -62,12 +63,18 @@ def _build_ask(folder: Path) -> None:
         assert new in program
         program = program.replace(new, old)
     (folder / "main.go").write_text(program)
-    run(["go", "build", "-o", folder / "ask", "."], folder, _environment(folder))
+    run(["go", "build", "-o", folder / name, "."], folder, _environment(folder))
 
 
 def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
     need("go", _LIBRARIES / "src" / "google.golang.org" / "grpc")
     example_suite.check_ask([built("go-ask", [_MODULE, _EXAMPLE], _build_ask) / "ask"])
+
+
+def test_the_tool_loop() -> None:
+    need("go", _LIBRARIES / "src" / "google.golang.org" / "grpc")
+    made = built("go-tools", [_MODULE, _EXAMPLE], lambda folder: _build_ask(folder, "tools"))
+    check_tool_loop([made / "tools"])
 
 
 def test_the_module_names_what_it_imports() -> None:

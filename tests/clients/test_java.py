@@ -10,6 +10,7 @@ import pytest
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_checks import ExampleChecks
 from tests.support.clients.client_examples import ExampleSuite
+from tests.support.clients.tool_checks import check_tool_loop
 
 _PROTOS = ROOT / "proto"
 _DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
@@ -114,6 +115,10 @@ class TestJava(ExampleChecks):
 
 def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
     example_suite.check_ask(_java("java-ask", _EXAMPLE / "ask", "**/*.java", "Ask"))
+
+
+def test_the_tool_loop() -> None:
+    check_tool_loop(_java("java-tools", _EXAMPLE / "tools", "*.java", "Tools"))
 
 
 def test_the_pages_program_has_what_the_package_has() -> None:

@@ -49,6 +49,14 @@ def test_a_page_has_a_whole_program(language: str) -> None:
         assert (_CLIENTS / language / file).read_text() in blocks
 
 
+def test_the_tools_page_has_whole_programs() -> None:
+    """`test_LANGUAGE.py` runs them."""
+    page = (_PAGES.parent / "tools.md").read_text()
+    blocks = [code for kind, code in _BLOCK.findall(page) if kind != "sh"]
+    files = ("python/tools.py", "go/tools/main.go", "typescript/tools.ts", "java/tools/Tools.java")
+    assert blocks == [(_CLIENTS / file).read_text() for file in files]
+
+
 def test_the_php_page_makes_the_stubs_that_its_program_uses(tmp_path: Path) -> None:
     """There is no gRPC extension here to run it with."""
     need("protoc", "grpc_php_plugin")

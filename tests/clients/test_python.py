@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_examples import API_KEY, ExampleSuite
+from tests.support.clients.tool_checks import check_tool_loop
 from tests.support.processes.simulated_suite import MODEL
 
 _PROGRAMS = Path(__file__).with_name("python")
@@ -145,3 +146,7 @@ def test_mypy_knows_the_types_in_a_project_of_somebody_else(newest: Path, tmp_pa
     ], program.stdout
     (error,) = errors
     assert 'Unexpected keyword argument "modell"' in error
+
+
+def test_the_tool_loop() -> None:
+    check_tool_loop([sys.executable, _PROGRAMS / "tools.py"])

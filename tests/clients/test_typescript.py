@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_checks import ExampleChecks
+from tests.support.clients.tool_checks import check_tool_loop
 
 _PACKAGE = ROOT / "generated" / "typescript"
 _EXAMPLE = Path(__file__).with_name("typescript")
@@ -53,6 +54,11 @@ class TestTypeScript(ExampleChecks):
     def command(cls) -> list[str]:
         need("node", "npm", _INSTALLED)
         return ["node", str(built("typescript", _SOURCES, _build) / "example.js")]
+
+
+def test_the_tool_loop() -> None:
+    need("node", "npm", _INSTALLED)
+    check_tool_loop(["node", str(built("typescript", _SOURCES, _build) / "tools.js")])
 
 
 def _build_oldest(folder: Path) -> None:

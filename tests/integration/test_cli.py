@@ -109,10 +109,12 @@ async def test_models_lists_models_and_workers(server: FakeServer) -> None:
     assert "no" in away
     assert "images" not in away
     assert "gpt-4o" in fake
+    assert "hermes: set by --formats" in fake
     assert "chat, complete" in fake
     listed = await millstream("models", "--address", server.address, "--json")
     first, second = map(json.loads, listed.out.splitlines())
     assert (first["aliases"], first["default_for"]) == (["gpt-4o"], ["chat", "complete"])
+    assert first["answer_format"] == {"name": "hermes", "reason": "set by --formats"}
     assert first["workers"] == {"prefill": 1, "decode": 2}
     assert (second["name"], second["ready"]) == ("away", False)
 

@@ -69,6 +69,7 @@ _SNIPPETS = {
     "client.chat": Shown(r"\d+ \+ \d+ tokens"),
     "Be short.": Shown(r"\S"),
     "client.conversation": Shown("5 messages"),
+    "tools=[get_weather]": Shown(r"\S"),
     "image=picture": Shown("prompt tokens are the image", "takes no image now"),
     "Image(picture)": Shown(r"\S", "takes no image now"),
     "generate_image": Shown("circle.png made with seed 7", "no model here makes images"),

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from millstream.v1 import chat_pb2
+from millstream.v1 import chat_pb2, processor_pb2
 from millstream_client import Image, MediaMessage, assistant, system, tool_result, user
-from millstream_client.openai_shapes import tools
+from millstream_client.openai_shapes import tool_choice, tools
 from millstream_client.requests import messages, tokenize_request
 
 _WEATHER = {"name": "weather", "description": "The weather.", "parameters": {"type": "object"}}
@@ -20,7 +20,7 @@ def test_a_conversation_of_dicts() -> None:
         [
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "Ann"},
-            {"role": "assistant", "content": "Hello", "refusal": None, "annotations": []},
+            {"role": "assistant", "content": "Hello", "refusal": None, "reasoning": "Hm."},
             user("and mixed"),
             {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": call}]},
             {"role": "tool", "tool_call_id": "1", "content": "rain"},
@@ -29,12 +29,14 @@ def test_a_conversation_of_dicts() -> None:
     named = user("Hi")
     assert isinstance(named, chat_pb2.ChatMessage)
     named.name = "Ann"
+    thought = assistant("Hello")
+    thought.reasoning = "Hm."
     called = chat_pb2.ChatMessage(
         role=chat_pb2.CHAT_ROLE_ASSISTANT,
         tool_calls=[chat_pb2.ToolCall(id="1", name="weather", arguments_json="{}")],
     )
     assert said == [
-        *(system("Be short."), named, assistant("Hello"), user("and mixed")),
+        *(system("Be short."), named, thought, user("and mixed")),
         *(called, tool_result("1", "rain")),
     ]
     request = tokenize_request(
@@ -81,3 +83,25 @@ def test_what_a_message_cannot_have_is_said(given: dict[str, Any], why: str) -> 
 def test_what_a_tool_cannot_be_is_said(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         tools([given])
+
+
+@pytest.mark.parametrize(
+    ("given", "mode", "name"),
+    [
+        ("auto", "AUTO", ""),
+        ("none", "NONE", ""),
+        ("required", "REQUIRED", ""),
+        ("weather", "NAMED", "weather"),
+        ({"type": "function", "function": {"name": "weather"}}, "NAMED", "weather"),
+        ({"type": "function", "name": "weather"}, "NAMED", "weather"),
+    ],
+)
+def test_a_choice_of_tools(given: Any, mode: str, name: str) -> None:
+    wanted = processor_pb2.ToolChoiceMode.Value(f"TOOL_CHOICE_MODE_{mode}")
+    assert tool_choice(given) == processor_pb2.ToolChoice(mode=wanted, name=name)
+    assert tool_choice(tool_choice(given)) == tool_choice(given)
+
+
+def test_a_choice_of_a_tool_that_is_no_function() -> None:
+    with pytest.raises(ValueError, match="of type 'mcp' can't be used"):
+        tool_choice({"type": "mcp"})

@@ -10,14 +10,10 @@ from google.protobuf import duration_pb2
 
 from millstream.v1 import processor_pb2, sampling_pb2
 from millstream_client.answers import Answer
+from millstream_client.diffusion_requests import image_request, video_request
 from millstream_client.knobs import KNOBS, Knobs, Sampling, generation_options
-from millstream_client.requests import (
-    complete_request,
-    embed_requests,
-    image_request,
-    rerank_request,
-    video_request,
-)
+from millstream_client.requests import chat_start, complete_request
+from millstream_client.vector_requests import embed_requests, rerank_request
 
 
 def test_what_is_left_out_stays_unset() -> None:
@@ -127,3 +123,19 @@ def test_an_answer_keeps_choices_apart() -> None:
         answer.add(processor_pb2.CompleteResponse(choices=[delta]))
     assert [(c.index, c.text, c.token_count) for c in answer.choices] == [(0, "a", 1), (1, "xy", 2)]
     assert (answer.text, answer.begun, answer.complete) == ("a", True, False)
+
+
+def test_what_is_asked_of_an_answer_makes_it_one_of_events() -> None:
+    events, text = processor_pb2.CHAT_OUTPUT_EVENTS, processor_pb2.CHAT_OUTPUT_UNSPECIFIED
+    tool = {"name": "weather"}
+    assert chat_start().output == text
+    assert chat_start(tools=[tool], events=False).output == text
+    assert chat_start(tools=[tool]).output == events
+    assert chat_start(tool_choice="none").output == events
+    assert chat_start(parallel_tool_calls=False).output == events
+    thinking = chat_start(reasoning="low")
+    assert (thinking.output, thinking.reasoning.effort) == (events, "low")
+    assert not thinking.reasoning.HasField("enabled")
+    off = chat_start(reasoning=False).reasoning
+    assert off.HasField("enabled")
+    assert not off.enabled

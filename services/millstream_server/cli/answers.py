@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from rich.console import Console
 
 from millstream.v1 import generation_pb2
-from millstream_client import Answer, AnswerStream, ChoiceDelta, GenerationUsage
+from millstream_client import (
+    Answer,
+    AnswerStream,
+    CallEnded,
+    ChoiceDelta,
+    GenerationUsage,
+    ReasoningPiece,
+    TextPiece,
+    ToolResult,
+    ToolRun,
+)
+from millstream_client.events import EventReader
+from millstream_client.tool_run import RunEvent
 
 _UNSEEN_WIDTH = 160
+_LINE = 200
+"""Most characters of a line about a call."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
 _SHORTEST_SPAN_S = 0.005
@@ -47,10 +62,14 @@ class Stopwatch:
         if delta.index != 0:
             return ""
         if delta.text or delta.token_count:
-            self.last_s = time.monotonic()
-            if self.first_s is None:
-                self.first_s, self.first_tokens = self.last_s, delta.token_count
+            self.see(delta.token_count)
         return delta.text
+
+    def see(self, tokens: int) -> None:
+        """Record that some tokens came now."""
+        self.last_s = time.monotonic()
+        if self.first_s is None:
+            self.first_s, self.first_tokens = self.last_s, tokens
 
     def stats(self, answer: Answer) -> str:
         """Return the line after an answer: TTFT, tokens, tokens/s, prompt, weights, its end."""
@@ -97,10 +116,15 @@ def usage_line(usage: GenerationUsage) -> str:
 
 def write_text(text: str) -> None:
     """Write and flush model output; on a terminal without control characters."""
-    if sys.stdout.isatty():
-        text = "".join(c for c in text if c.isprintable() or c in _KEPT_CONTROLS)
-    sys.stdout.write(text)
+    sys.stdout.write(printable(text, sys.stdout))
     sys.stdout.flush()
+
+
+def printable(text: str, stream: TextIO) -> str:
+    """Leave control characters out of text for a terminal."""
+    if not stream.isatty():
+        return text
+    return "".join(c for c in text if c.isprintable() or c in _KEPT_CONTROLS)
 
 
 def write_stats(stats: str, *, always: bool) -> None:
@@ -109,16 +133,81 @@ def write_stats(stats: str, *, always: bool) -> None:
         print(dim(stats, sys.stderr), file=sys.stderr)
 
 
-async def show(stream: AnswerStream, *, always_stats: bool) -> None:
+class Screen:
+    """Shows an answer: its text on stdout; calls, and reasoning if wanted, on stderr, as lines."""
+
+    def __init__(self, *, reasoning: bool = False) -> None:
+        self._reasoning = reasoning
+        self._open: TextIO | None = None
+        """Where the last line isn't ended."""
+
+    async def show(self, source: AnswerStream | ToolRun, watch: Stopwatch) -> None:
+        """Write what comes; the last line is ended, also after a failure."""
+        try:
+            async for event in _timed(source, watch):
+                self._event(event)
+        finally:
+            self._end_line()
+
+    def _event(self, event: RunEvent) -> None:
+        match event:
+            case TextPiece(text, 0):
+                self._piece(sys.stdout, text)
+            case ReasoningPiece(text, 0) if self._reasoning:
+                self._piece(sys.stderr, text)
+            case CallEnded(call, 0):
+                self._line(f"→ {call.name} {call.arguments_json}")
+            case ToolResult(content=content):
+                self._line(f"← {content}")
+
+    def _piece(self, stream: TextIO, text: str) -> None:
+        if not text:
+            return
+        if self._open is not stream:
+            self._end_line()
+        if stream is sys.stdout:
+            write_text(text)
+        else:
+            print(dim(printable(text, stream), stream), end="", file=stream, flush=True)
+        self._open = stream
+
+    def _line(self, text: str) -> None:
+        self._end_line()
+        first = text.replace("\n", " ")
+        cut = first if len(first) <= _LINE else first[: _LINE - 1] + "…"
+        print(dim(printable(cut, sys.stderr), sys.stderr), file=sys.stderr)
+
+    def _end_line(self) -> None:
+        if self._open is not None:
+            print(file=self._open, flush=True)
+            self._open = None
+
+
+async def _timed(
+    source: AnswerStream | ToolRun, watch: Stopwatch
+) -> AsyncGenerator[RunEvent, None]:
+    if isinstance(source, ToolRun):
+        async for event in source:
+            watch.see(1)
+            yield event
+        return
+    reader = EventReader(source.result)
+    async for delta in source:
+        watch.add(delta)
+        for event in reader.read(delta):
+            yield event
+
+
+async def show(source: AnswerStream | ToolRun, screen: Screen, *, always_stats: bool) -> None:
     """Write an answer while it streams, and its numbers after it."""
     watch = Stopwatch()
-    try:
-        async for delta in stream:
-            write_text(watch.add(delta))
-    finally:
-        if stream.result.text:
-            write_text("\n")
-    write_stats(watch.stats(stream.result), always=always_stats)
+    await screen.show(source, watch)
+    write_stats(watch.stats(answers(source)[-1]), always=always_stats)
+
+
+def answers(source: AnswerStream | ToolRun) -> list[Answer]:
+    """Return the answers that were shown."""
+    return source.answers if isinstance(source, ToolRun) else [source.result]
 
 
 def dim(text: str, stream: TextIO) -> str:

@@ -8,34 +8,35 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from prompt_toolkit import PromptSession
 
 from millstream_client import (
+    AnswerStream,
     Client,
-    Constraint,
     Conversation,
+    Function,
     GenerationUsage,
     Image,
     IncompleteAnswerError,
     MediaFileError,
     MillstreamError,
     RequestCancelledError,
+    ToolRun,
     Video,
 )
-from millstream_client.knobs import KNOBS, Knob, Knobs
+from millstream_client.requests import ChatKnobs
 from millstream_server.cli.answers import (
+    Screen,
     Stopwatch,
     add_usage,
+    answers,
     dim,
     show,
     usage_line,
     write_stats,
-    write_text,
 )
 from millstream_server.cli.attachments import Attachments, ChatCompleter
 from millstream_server.cli.client import call_processor, print_error
@@ -46,19 +47,20 @@ from millstream_server.cli.flags import (
     add_target,
     command,
     fail,
-    whole_number,
 )
+from millstream_server.cli.sampling_flags import add_sampling_flags, knobs_given
+from millstream_server.cli.tool_files import ToolFile, with_tools
 
-_TEXTS = {
-    "adapter": "a LoRA adapter that the model's workers have loaded (millstream models lists them)",
-    "session": "requests with the same TEXT go to the same worker, whose cache has their beginning",
-    "cache_salt": "requests with another TEXT, or none, don't share this one's cache",
-}
 _CHAT_NOTES = """\
 One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
 answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
 picture to the next message; /help lists all commands. A question gets one answer, and - reads it
 from stdin: git diff | millstream chat --system 'Summarise this change.' -
+
+--tools FILE has a JSON list of functions, as OpenAI's API takes them. The model's calls are shown,
+and you are asked for their results. With --run-tools a function that has "command": ["prog", "arg"]
+is run: without a shell, the call's arguments as JSON on stdin, the result from stdout
+(docs/tools.md). Reasoning and calls go to stderr: stdout has the answer only.
 """
 HELP = """\
 /image FILE  attach a picture to your next message; /image alone lists what is attached
@@ -71,73 +73,6 @@ HELP = """\
 Ctrl-C       stop the answer and keep the conversation; twice: abort the turn
 Tab          complete a command or a file's path"""
 _COMMANDS = tuple(re.findall(r"^/\w+", HELP, re.MULTILINE))
-
-
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each sampling knob, and for stop texts."""
-    group = parser.add_argument_group("sampling", "left out: the model's own defaults")
-    for knob in KNOBS:
-        flag = "--" + knob.name.replace("_", "-")
-        group.add_argument(flag, dest=knob.name, help=knob.help, **_parsing(knob))
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="end the answer at this text; may be repeated",
-    )
-    _add_constraints(parser)
-    group = parser.add_argument_group("routing and caches")
-    for name, sentence in _TEXTS.items():
-        group.add_argument("--" + name.replace("_", "-"), metavar="TEXT", help=sentence)
-
-
-def _add_constraints(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "structured output", "what the answer must look like; see docs/structured-output.md"
-    ).add_mutually_exclusive_group()
-    add = partial(group.add_argument, dest="constraint")
-    add(
-        "--json-schema",
-        type=lambda text: Constraint(json_schema=text if text.startswith("{") else _read(text)),
-        metavar="FILE",
-        help="JSON that fits this JSON Schema: a file, or the schema itself",
-    )
-    add(
-        "--regex",
-        type=lambda text: Constraint(regex=text),
-        metavar="PATTERN",
-        help="a text that this regular expression matches as a whole",
-    )
-    add(
-        "--grammar",
-        type=lambda text: Constraint(ebnf=_read(text)),
-        metavar="FILE",
-        help="a text of this grammar, a file in EBNF whose first rule is `root`",
-    )
-
-
-def _read(file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"can't read {file}: {error}") from error
-
-
-def _parsing(knob: Knob) -> dict[str, Any]:
-    if knob.kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    action = "append" if knob.repeated else "store"
-    if knob.kind is float:
-        return {"action": action, "type": float, "metavar": "X"}
-    return {"action": action, "type": whole_number(knob.largest), "metavar": "N"}
-
-
-def knobs_given(args: argparse.Namespace) -> Knobs:
-    """Return the knobs whose flags were given."""
-    names = [*(knob.name for knob in KNOBS), "stop", "constraint", *_TEXTS]
-    given: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
-    knobs: Knobs = given
-    return knobs
 
 
 def add_chat(commands: Commands) -> None:
@@ -161,8 +96,43 @@ def add_chat(commands: Commands) -> None:
     add_target(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
     parser.add_argument("--once", metavar="TEXT", help="the same as QUESTION")
+    _add_tools(parser)
     _add_media(parser)
     add_sampling_flags(parser)
+
+
+def _add_tools(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reasoning and tools", "see docs/tools.md")
+    group.add_argument(
+        "--reasoning",
+        metavar="HOW",
+        help="on, off, or how much in the model's own words, such as low; left out: its default",
+    )
+    group.add_argument(
+        "--show-reasoning", action="store_true", help="show what the model thinks, on stderr"
+    )
+    group.add_argument(
+        "--tools",
+        type=ToolFile.read,
+        default=ToolFile(),
+        metavar="FILE",
+        help="functions that the model may call: a JSON file",
+    )
+    group.add_argument(
+        "--run-tools", action="store_true", help="run the commands that FILE gives for functions"
+    )
+
+
+def _chat_knobs(args: argparse.Namespace, tools: Sequence[Function]) -> ChatKnobs:
+    knobs: ChatKnobs = {"model": args.model, **knobs_given(args)}  # type: ignore[typeddict-item]
+    if tools:
+        knobs["tools"] = tools
+    if args.reasoning is not None:
+        switch = {"on": True, "off": False}
+        knobs["reasoning"] = switch.get(args.reasoning, args.reasoning)
+    if args.show_reasoning:
+        knobs["events"] = True
+    return knobs
 
 
 def _add_media(parser: argparse.ArgumentParser) -> None:
@@ -218,10 +188,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
-    stream = client.chat(
-        [*args.media, text], system=args.system, model=args.model, **knobs_given(args)
-    )
-    await show(stream, always_stats=args.show_usage)
+    tools = args.tools.tools(_Input().ask, run=args.run_tools)
+    stream = client.chat([*args.media, text], system=args.system, **_chat_knobs(args, tools))
+    screen = Screen(reasoning=args.show_reasoning)
+    await show(with_tools(stream, tools), screen, always_stats=args.show_usage)
     return 0
 
 
@@ -230,6 +200,7 @@ class _Input:
 
     def __init__(self) -> None:
         self._session: PromptSession[str] | None = None
+        self._asking = asyncio.Lock()
         if sys.stdin.isatty():
             self._session = PromptSession(
                 completer=ChatCompleter(_COMMANDS), complete_while_typing=False
@@ -252,6 +223,20 @@ class _Input:
             except KeyboardInterrupt:
                 print(dim("Ctrl-D or /quit ends the chat.", sys.stdout))
 
+    async def ask(self, call: str) -> str:
+        """Return the user's result of a call; calls of one answer are asked for one by one.
+
+        Raises:
+            EOFError: nobody is there to ask, or the user gives none.
+        """
+        if self._session is None:
+            raise EOFError("nobody is there who could give a result")
+        async with self._asking:
+            try:
+                return await self._session.prompt_async(f"result of {call}: ")
+            except (KeyboardInterrupt, EOFError):
+                raise EOFError("the user gives no result") from None
+
 
 async def _interactive(args: argparse.Namespace, client: Client, server: Destination) -> int:
     served = ", ".join(model.name for model in await client.models()) or "no model yet"
@@ -271,14 +256,15 @@ class _Chat:
         self._server = server
         self._args = args
         self._input = _Input()
+        self._tools = args.tools.tools(self._input.ask, run=args.run_tools)
         self._conversation = self._new_conversation()
         self._attached = Attachments(args.media)
         self._usage = GenerationUsage()
         self._cancels: set[asyncio.Task[None]] = set()
 
     def _new_conversation(self) -> Conversation:
-        args = self._args
-        return self._client.conversation(system=args.system, model=args.model, **knobs_given(args))
+        knobs = _chat_knobs(self._args, self._tools)
+        return self._client.conversation(system=self._args.system, **knobs)
 
     async def run(self) -> None:
         """Read a line, run its turn, repeat; a failed turn is explained and the chat goes on."""
@@ -311,36 +297,37 @@ class _Chat:
 
     async def _turn(self, line: str) -> None:
         media = self._attached.take()
-        stream = self._conversation.say([*media, line])
+        source = with_tools(self._conversation.say([*media, line]), self._tools)
         watch = Stopwatch()
-        with self._stopping_on_ctrl_c():
+        with self._stopping_on_ctrl_c(source):
             try:
-                async for delta in stream:
-                    write_text(watch.add(delta))
-                print()
+                await Screen(reasoning=self._args.show_reasoning).show(source, watch)
             except RequestCancelledError:
-                print("\ncut off; this turn is forgotten", file=sys.stderr)
+                print("cut off; this turn is forgotten", file=sys.stderr)
                 return
             except IncompleteAnswerError as error:
-                print(f"\n{error.message}; this turn is forgotten", file=sys.stderr)
+                print(f"{error.message}; this turn is forgotten", file=sys.stderr)
                 return
             except MillstreamError as error:
-                write_text("\n" if stream.result.text else "")
                 print_error(error, self._server, self._args)
                 if error.retryable:
                     self._attached.put_back(media)
                 return
-        add_usage(self._usage, stream.result.usage)
-        write_stats(watch.stats(stream.result), always=self._args.show_usage)
+        for answer in answers(source):
+            add_usage(self._usage, answer.usage)
+        write_stats(watch.stats(answers(source)[-1]), always=self._args.show_usage)
 
     @contextlib.contextmanager
-    def _stopping_on_ctrl_c(self) -> Iterator[None]:
+    def _stopping_on_ctrl_c(self, source: AnswerStream | ToolRun) -> Iterator[None]:
         """While an answer streams, Ctrl-C stops the answer, not the program."""
         presses = 0
 
         def pressed() -> None:
             nonlocal presses
             presses += 1
+            if isinstance(source, ToolRun) and source.calling:
+                source.cancel()
+                return
             if presses > 1:
                 self._conversation.abort()
                 return
@@ -368,5 +355,5 @@ def run_complete(args: argparse.Namespace) -> int:
 
 async def _complete(client: Client, args: argparse.Namespace, prompt: str) -> int:
     stream = client.complete(prompt, model=args.model, **knobs_given(args))
-    await show(stream, always_stats=args.show_usage)
+    await show(stream, Screen(), always_stats=args.show_usage)
     return 0

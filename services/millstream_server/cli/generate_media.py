@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millstream.v1 import diffusion_pb2
 from millstream_client import Client, GeneratedMedia, MediaFileError, MediaStream
-from millstream_client.requests import DiffusionKnobs
+from millstream_client.diffusion_requests import DiffusionKnobs
 from millstream_server.cli.client import call_processor
 from millstream_server.cli.flags import Commands, add_target, command, fail, whole_number
 

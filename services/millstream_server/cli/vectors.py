@@ -203,6 +203,7 @@ async def _list(client: Client, args: argparse.Namespace) -> int:
     # What says nothing is left out.
     columns += ["default for"] if len(served) > 1 else []
     columns += [name for name in ("aliases", "adapters") if any(getattr(m, name) for m in served)]
+    columns += ["answer format"] if any(m.HasField("answer_format") for m in served) else []
     table = Table(box=box.SIMPLE_HEAD)
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -226,6 +227,7 @@ def _cells(model: processor_pb2.ServedModel) -> dict[str, str]:
         "default for": ", ".join(fields["default_for"]),
         "aliases": ", ".join(model.aliases),
         "adapters": ", ".join(model.adapters) or "none",
+        "answer format": ": ".join((fields["answer_format"] or {}).values()),
     }
 
 
@@ -240,4 +242,11 @@ def _fields(model: processor_pb2.ServedModel) -> dict[str, Any]:
         "workers": {role_name(pool.role): pool.connected for pool in model.workers},
         "aliases": list(model.aliases),
         "adapters": list(model.adapters),
+        "answer_format": _answer_format(model),
     }
+
+
+def _answer_format(model: processor_pb2.ServedModel) -> dict[str, str] | None:
+    if not model.HasField("answer_format"):
+        return None
+    return {"name": model.answer_format.name, "reason": model.answer_format.reason}

@@ -6,7 +6,7 @@ import argparse
 
 from millstream.v1 import sampling_pb2
 from millstream_client.knobs import KNOBS, generation_options
-from millstream_server.cli.chat import add_sampling_flags, knobs_given
+from millstream_server.cli.sampling_flags import add_sampling_flags, knobs_given
 
 ALL = (
     "--temperature 0 --top-p 0.5 --top-k 0 --min-p 0.25 --frequency-penalty -1.5"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,37 @@ def test_the_shift_of_adapters_and_media_is_said() -> None:
     assert [next(rest) for _ in whole[30:]] == whole[30:]
     other = speech().tokens([*PROMPT, *whole[:-1]], shift + 1)  # not its own answer
     assert next(other) == whole[0]
+
+
+CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
+
+def prompt_of(text: str) -> list[int]:
+    return ids(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>\n")[:-1]
+
+
+@pytest.mark.parametrize("said", [CALL, "Hm.\n</think>\n\nYes.", 'a "quoted" é\\'])
+def test_it_says_what_it_is_told_also_from_the_middle(said: str) -> None:
+    prompt, whole = prompt_of(f"Please say {json.dumps(said)}."), ids(said)
+    for done in (0, 1, len(whole) - 1):
+        made = speech().tokens([*prompt, *whole[:done]], 0)
+        assert [next(made) for _ in whole[done:]] == whole[done:]
+
+
+def test_only_the_last_message_tells_it_what_to_say() -> None:
+    first = prompt_of(f"say {json.dumps(CALL)}")
+    result = [*first, *ids(CALL), *prompt_of("14:05 or so, says the clock")]
+    assert next(speech().tokens(result, 0)) == ids(SAID.format(len(result)))[0]
+    scripted = [*first, *ids(CALL), *prompt_of('14:05 say "It is late." ')]
+    made = speech().tokens(scripted, 0)
+    assert [next(made) for _ in ids("It is late.")] == ids("It is late.")
+
+
+@pytest.mark.parametrize("text", ['say "', "say it", 'say "\\x"', 'say ""'])
+def test_what_is_no_text_to_say_is_answered(text: str) -> None:
+    prompt = prompt_of(text)
+    made = speech().tokens(prompt, 0)
+    assert [next(made) for _ in range(9)] == ids(SAID.format(len(prompt)))[:9]
 
 
 @pytest.mark.parametrize(("vocab_size", "speaks"), [(0, True), (2048, False)])

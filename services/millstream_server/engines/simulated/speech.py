@@ -9,11 +9,15 @@ then, if images, videos, weights and adapters add to the step (`engines.simulate
 weights and adapters add up to <the sum>.", then the token that ends an answer. A prompt that ends
 in the beginning of its own answer is continued there, so a request that moves to another worker
 gets the same tokens. A request that ignores the end gets the answer to all tokens so far next.
+
+A prompt whose last message has `say "TEXT"`, TEXT as in JSON, is answered with that text: reasoning
+and tool calls in the notation of any model, without a model. A tool's result may say it too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,11 @@ _SENTENCE = (
     "to everyone."
 )
 _SHIFTED = " Media, weights and adapters add up to {}."
+_SAY = re.compile(r'say ("(?:[^"\\]|\\.)*")')
+_READ = 2048
+"""So many of a prompt's last tokens are looked through."""
+_MOST_BEHIND = 80
+"""Most characters of a template behind the last message: what comes before more isn't the last."""
 _FILES = ("generation_config.json", "config.json")
 
 
@@ -68,11 +77,34 @@ class Speech:
     def tokens(self, prompt: Sequence[int], shift: int) -> Iterator[int]:
         """Yield what follows a prompt, without end."""
         length = len(prompt)
-        rest = self._rest(prompt, shift) or self.answer(length, shift)
+        rest = self._told(prompt) or self._rest(prompt, shift) or self.answer(length, shift)
         while True:
             yield from rest
             length += len(rest)
             rest = self.answer(length, shift)
+
+    def _told(self, prompt: Sequence[int]) -> list[int]:
+        """Return what is missing of a text that the last message says to say; empty: none does."""
+        text = self._text(prompt[-_READ:])
+        found = [*_SAY.finditer(text)]
+        try:
+            told = json.loads(found[-1][1]) if found else ""
+        except ValueError:
+            return []
+        if not told:
+            return []
+        whole = [*self._tokenizer.encode(told, add_special_tokens=False).ids, self.end]
+        said = next(
+            count
+            for count in range(min(len(whole) - 1, len(prompt)), -1, -1)
+            if list(prompt[len(prompt) - count :]) == whole[:count]
+        )
+        behind = len(text) - found[-1].end() - len(self._text(whole[:said]))
+        return whole[said:] if behind <= _MOST_BEHIND else []
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     def _rest(self, prompt: Sequence[int], shift: int) -> list[int]:
         """Return what is missing of an answer that the prompt ends in; empty: it ends in none."""
