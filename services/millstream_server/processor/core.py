@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from millstream_server.control.engine import Role, Task
+from millstream_server.control.engine import Task
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.generation.sampling import Ability
 from millstream_server.processor.admission import Admission
-from millstream_server.processor.answer import Reading, readable, reading_of, required_calls
+from millstream_server.processor.answer import Reading
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -26,28 +24,22 @@ from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import (
     check,
-    check_options,
     completion_paths,
-    conversation_paths,
     most_tokens,
     request_of,
-    turn_paths,
 )
+from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.turn import Turn, TurnParts
+from millstream_server.processor.turn_requests import PreparedTurn, TurnRequests
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
-    InvalidRequestError,
     ServingError,
-    UnsupportedFeatureError,
 )
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
-
-_SECONDS_PER_TOOL = 0.004
-"""About what a tool's grammar takes to make."""
 
 
 class ProcessorCore:
@@ -60,6 +52,7 @@ class ProcessorCore:
         self.prompts = prompts
         self.media = media
         self.models, self.work = front.models, front.work
+        self._turns = TurnRequests(front, prompts, media)
         self._parts = parts
 
     async def answer(
@@ -75,44 +68,14 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        options, request_id, media = conversation.options, conversation.request_id, None
-        reading = None
-        paths = turn_paths(said.field, options.path)
         with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
+            served = self.models.served(conversation.model, "start.model", Task.CHAT)
+            asked.known(served.name, served.engine.engine)
+            prepared = await self._turns.prepare(
+                conversation, said, served, caller, asked.telemetry
+            )
+            request, options, media = prepared.request, prepared.options, prepared.media
             try:
-                served = self.models.served(conversation.model, "start.model", Task.CHAT)
-                asked.known(served.name, served.engine.engine)
-                await self.prompts.read_grammar(options.sampling)
-                if conversation.answers.events:
-                    readable(served.answer_format)
-                if conversation.has_media:
-                    check_options(request_id, options, paths)  # before files are encoded in vain
-                    routing = RoutingRequest(model=served.name, session=conversation.workers)
-                    media = TurnMedia(self.media, routing, request_id, caller, asked.telemetry)
-                    conversation.runs(media)
-                    text, prompt = await self._media_prompt(conversation, said, served, media)
-                else:
-                    text, token_ids = await self.prompts.of_chat(
-                        served.text,
-                        conversation.messages,
-                        conversation.told_tools,
-                        conversation_paths(said.field),
-                        conversation.answers.variables_for(served.text.chat_template),
-                    )
-                    prompt = Prompt(token_ids)
-                if conversation.answers.events:
-                    reading = reading_of(
-                        readable(served.answer_format),
-                        conversation.told_tools,
-                        text,
-                        one_call=conversation.answers.one_call,
-                    )
-                    if conversation.answers.must_call and not said.field.startswith("tool_results"):
-                        options = await _with_calls(self.prompts, conversation, served, text)
-                later_turn = said.options is None and conversation.number > 1
-                request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
-                if not (media and media.cancelled):
-                    check(request, options, served, self.front.limits, paths)
                 admission = await self._admit(request, options, asked, conversation.runs)
             except BaseException:
                 if media:
@@ -129,38 +92,26 @@ class ProcessorCore:
             call=call,
             output=output,
             media=media,
-            reading=reading,
+            reading=prepared.reading if conversation.answers.events else None,
             session=conversation.workers,
         )
         conversation.runs(turn)
         return turn
 
-    async def _media_prompt(
-        self, conversation: Conversation, said: UserTurn, served: ServedModel, media: TurnMedia
-    ) -> tuple[str, Prompt]:
-        """Render the conversation, encode its media and place them; return text and prompt.
-
-        The prompt is empty if the turn was cancelled.
+    async def render(
+        self, conversation: Conversation, said: UserTurn, caller: Caller
+    ) -> PreparedTurn:
+        """Prepare a turn as `answer` does, and start nothing; its media are given back.
 
         Raises:
-            ServingError: one of them can't be used, or the conversation can't be rendered.
+            ServingError: it would be refused.
         """
-        takes, paths = served.engine.media, conversation_paths(said.field)
-        if takes is not None and takes.modalities and not served.modalities:
-            raise self.front.router.of(served.name).absent(Role.ENCODE)
-        text = await self.prompts.render(
-            served.text,
-            conversation.messages,
-            conversation.told_tools,
-            paths,
-            conversation.answers.variables_for(served.text.chat_template),
-        )
-        parts, hold = conversation.media, conversation.uploads.hold
-        await media.encode(parts, lambda: self.media.intake.prepare(parts, served.modalities, hold))
-        if media.cancelled:
-            return text, Prompt(())
-        encoded = media.encoded
-        return text, await self.prompts.with_media(served.text, text, encoded, paths.messages)
+        served = self.models.served(conversation.model, "start.model", Task.CHAT)
+        telemetry = TurnTelemetry(self.front.telemetry, Task.CHAT, caller.trace)
+        prepared = await self._turns.prepare(conversation, said, served, caller, telemetry)
+        if prepared.media:
+            prepared.media.release()
+        return prepared
 
     async def complete(
         self, completion: Completion, caller: Caller, call: Call, output: TurnOutput
@@ -301,27 +252,3 @@ def _log(turn: Turn) -> None:
         **seed,
         outcome=turn.outcome,
     )
-
-
-async def _with_calls(
-    prompts: Prompts, conversation: Conversation, served: ServedModel, text: str
-) -> Options:
-    """Return the options of an answer that has to call a tool.
-
-    Raises:
-        ServingError: the model, its workers or the client's options don't allow it.
-    """
-    options, field = conversation.options, "start.tool_choice.mode"
-    if "constraint" in options.sampling:
-        raise InvalidRequestError.of(field, "and sampling.constraint exclude each other")
-    if Ability.STRUCTURAL_TAGS not in served.engine.abilities:
-        sentence = "asks for a grammar, and this model's workers take no structural tags"
-        raise UnsupportedFeatureError.of(field, sentence)
-    how, tools = readable(served.answer_format), conversation.told_tools
-    answers = conversation.answers
-    constraint = await prompts.threads.run(
-        lambda: required_calls(how, answers, tools, text), len(tools) * _SECONDS_PER_TOOL
-    )
-    sampling = {**options.sampling, "constraint": constraint}
-    await prompts.read_grammar(sampling)
-    return replace(options, sampling=sampling)
