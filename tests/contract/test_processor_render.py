@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,13 @@ def pieces(events: Iterable[processor_pb2.OutputEvent]) -> list[Any]:
     return found
 
 
+def ids(values: Sequence[int]) -> processor_pb2.TokenIds:
+    return processor_pb2.TokenIds(ids=values)
+
+
 async def complete(front: InProcessProcessor, rendered: Any) -> Choice:
     request = processor_pb2.CompleteRequest(
-        token_ids=processor_pb2.TokenIds(ids=rendered.token_ids),
+        token_ids=ids(rendered.token_ids),
         options=processor_pb2.GenerationOptions(sampling=rendered.sampling, return_token_ids=True),
     )
     answer = Answer()
@@ -102,13 +106,13 @@ async def test_render_complete_parse_is_chat(model: TextModel, size: int) -> Non
         with saying(model, SPOKEN, SPOKEN) as prompts:
             chatted = await chat(front.stub, "hi", **asked)
             rendered = await render(front, "hi", **asked)
-            ids = (await complete(front, rendered)).token_ids
+            said = (await complete(front, rendered)).token_ids
         assert prompts == [rendered.rendered_prompt] * 2 == ["f;hi|<think>"] * 2
-        parts = [ids[at : at + size] for at in range(0, len(ids), size)]
+        parts = [said[at : at + size] for at in range(0, len(said), size)]
         parsed, end = await parse(
             front,
             Request(reading=rendered.reading),
-            *[Request(token_ids=processor_pb2.TokenIds(ids=part)) for part in parts],
+            *[Request(token_ids=ids(part)) for part in parts],
         )
     assert parsed == pieces(chatted.choices[0].events)
     assert parsed[0] == ("reasoning", "hm, ÿ")
@@ -161,12 +165,13 @@ async def test_the_reading_says_how_the_answer_is_read(model: TextModel) -> None
 
 async def test_a_render_is_refused_as_a_chat_is(model: TextModel) -> None:
     async with serving(model) as front:
-        for asked in (
+        wrong: list[dict[str, Any]] = [
             {"opts": options(3, top_p=2)},
             {"model": "no-such"},
             {"opts": options(5000)},
             {"messages": []},
-        ):
+        ]
+        for asked in wrong:
             chatted = await refusal(chat(front.stub, "hi", **asked))
             failed = await refusal(render(front, "hi", **asked))
             assert (failed.code, failed.reason, failed.fields, failed.message) == (
@@ -187,9 +192,9 @@ async def test_a_render_is_refused_as_a_chat_is(model: TextModel) -> None:
         ([Request(reading=Reading(), text="x"), Request(reading=Reading())], "reading"),
         ([Request(reading=Reading(format="morse"), text="x")], "reading.format"),
         ([Request(reading=Reading(tools=[chat_pb2.ChatTool(name="?")]))], "reading.tools[0].name"),
-        ([Request(reading=Reading(), token_ids={"ids": [1, 1 << 20]})], "token_ids.ids[1]"),
-        ([Request(reading=Reading(), text="x"), Request(token_ids={"ids": [1]})], "token_ids.ids"),
-        ([Request(reading=Reading(), token_ids={"ids": [1]}), Request(text="x")], "text"),
+        ([Request(reading=Reading(), token_ids=ids([1, 1 << 20]))], "token_ids.ids[1]"),
+        ([Request(reading=Reading(), text="x"), Request(token_ids=ids([1]))], "token_ids.ids"),
+        ([Request(reading=Reading(), token_ids=ids([1])), Request(text="x")], "text"),
     ],
 )
 async def test_parse_refuses_by_field(
