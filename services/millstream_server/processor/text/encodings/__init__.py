@@ -13,17 +13,8 @@ from typing import Any
 from millstream_server.processor.text.vocabularies.finding import VocabularyFile
 from millstream_server.processor.text.vocabularies.tekken import version_of
 
-_BY_MODEL_TYPE = {
-    "deepseek_v32": "deepseek-v3.2",
-    "gpt_oss": "harmony",
-}
-_BY_TEKKEN = {
-    "v3": "mistral-v3",
-    "v7": "mistral-v7",
-    "v11": "mistral-v11",
-    "v13": "mistral-v13",
-}
-"""By the version of tekken.json."""
+_BY_MODEL_TYPE = {"deepseek_v32": "deepseek-v3.2"}
+_TEKKEN_VERSIONS = frozenset((3, 7, 11, 13))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +22,8 @@ class Encoding:
     """A template of ours, and why it is this one."""
 
     name: str
+    template: str
     reason: str
-
-    @property
-    def template(self) -> str:
-        return (Path(__file__).parent / f"{self.name}.jinja").read_text(encoding="utf-8")
 
 
 def find_encoding(source: VocabularyFile, config: Mapping[str, Any]) -> Encoding | None:
@@ -45,10 +33,18 @@ def find_encoding(source: VocabularyFile, config: Mapping[str, Any]) -> Encoding
     """
     if source.kind is not None and source.kind.name == "tekken":
         version = version_of(source.file)
-        name = _BY_TEKKEN.get(version, "")
+        number = version.removeprefix("v")
+        if not number.isdecimal() or int(number) not in _TEKKEN_VERSIONS:
+            return None
+        template = f"{{%- set version = {number} -%}}{_read('mistral')}"
         reason = f"{source.file.name} has the version {version}"
-    else:
-        model_type = config.get("model_type")
-        name = _BY_MODEL_TYPE.get(str(model_type), "")
-        reason = f"config.json has the model_type {model_type}"
-    return Encoding(name, reason) if name else None
+        return Encoding(f"mistral-{version}", template, reason)
+    model_type = str(config.get("model_type"))
+    name = _BY_MODEL_TYPE.get(model_type)
+    if name is None:
+        return None
+    return Encoding(name, _read(name), f"config.json has the model_type {model_type}")
+
+
+def _read(name: str) -> str:
+    return (Path(__file__).parent / f"{name}.jinja").read_text(encoding="utf-8")

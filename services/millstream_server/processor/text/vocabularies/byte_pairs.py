@@ -37,9 +37,7 @@ def byte_pair_tokenizer(
     # A text that spells a special token is read as that, so the other is never made of a text.
     vocabulary = {**ids, **special}
     merges = [(spelled[left], spelled[right]) for left, right in _pairs(ranks)]
-    merges = [
-        pair for pair in merges if not {*pair, pair[0] + pair[1]} & special.keys()
-    ]
+    merges = [pair for pair in merges if not {*pair, pair[0] + pair[1]} & special.keys()]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(pattern), behavior="isolated"),

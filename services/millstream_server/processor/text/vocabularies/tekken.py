@@ -58,6 +58,4 @@ def _vocabulary(found: dict[str, Any]) -> Vocabulary:
     special = {text: place for place, text in enumerate(texts)}
     tokenizer = byte_pair_tokenizer(ranks, config["pattern"], special, first_id=count)
     put_bos_first(tokenizer, _BOS)
-    return Vocabulary(
-        tokenizer=tokenizer, special_tokens={"bos_token": _BOS, "eos_token": _EOS}
-    )
+    return Vocabulary(tokenizer=tokenizer, special_tokens={"bos_token": _BOS, "eos_token": _EOS})
