@@ -273,6 +273,28 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
     ) -> processor_pb2.DetokenizeResponse:
         return processor_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
+    async def Render(
+        self, request: processor_pb2.RenderRequest, context: Any
+    ) -> processor_pb2.RenderResponse:
+        said = [part.text for message in request.start.messages for part in message.content]
+        prompt = "|".join(said)
+        return processor_pb2.RenderResponse(
+            model=MODEL,
+            rendered_prompt=prompt,
+            token_ids=prompt.encode(),
+            reading=processor_pb2.AnswerReading(model=MODEL, tools=request.start.tools),
+        )
+
+    async def Parse(
+        self, requests: AsyncIterator[processor_pb2.ParseRequest], context: Any
+    ) -> AsyncIterator[processor_pb2.ParseResponse]:
+        async for request in requests:
+            text = request.text or bytes(request.token_ids.ids).decode()
+            if text:
+                event = processor_pb2.OutputEvent(text=text)
+                yield processor_pb2.ParseResponse(events=[event])
+        yield processor_pb2.ParseResponse(finished=processor_pb2.ParseFinished())
+
 
 def _words(question: str, conversation: _Conversation) -> list[str]:
     if question == "context":

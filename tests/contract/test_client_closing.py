@@ -111,6 +111,13 @@ class _Hanging(Scripted, health_pb2_grpc.HealthServicer):  # type: ignore[misc] 
     async def Detokenize(self, request: Any, context: Any) -> Any:
         await self._hang()
 
+    async def Render(self, request: Any, context: Any) -> Any:
+        await self._hang()
+
+    async def Parse(self, requests: Any, context: Any) -> Any:
+        await self._hang()
+        yield
+
     async def Check(self, request: Any, context: Any) -> Any:
         await self._hang()
 

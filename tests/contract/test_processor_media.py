@@ -311,6 +311,20 @@ async def test_results_and_files_are_given_back(suite: MediaSuite) -> None:
     await nothing_is_held(suite)
 
 
+async def test_render_says_where_pictures_stand_and_keeps_none(suite: MediaSuite) -> None:
+    asked = start(messages=[user("Look: ", image(RED), image(GREEN))], opts=FEW)
+    rendered = await suite.stub.Render(processor_pb2.RenderRequest(start=asked.start))
+    assert [place.modality for place in rendered.media] == [media_pb2.MODALITY_IMAGE] * 2
+    ids = rendered.token_ids
+    for place in rendered.media:
+        (span,) = place.spans
+        assert span.length == CELLS
+        assert len(set(ids[span.start : span.start + CELLS])) == 1
+    answer = await ask(suite.stub, "Look: ", image(RED), image(GREEN))
+    assert len(ids) == answer.usage.prompt_tokens
+    await nothing_is_held(suite)
+
+
 @pytest.mark.parametrize("spelling", ["message", "rpc", "deadline"])
 async def test_a_chat_is_cancelled_while_its_picture_is_encoded(
     directory: Path, spelling: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
@@ -92,6 +92,46 @@ async def test_a_call_is_told_apart_from_reasoning_and_text(stub: Any) -> None:
     assert json.loads(call.arguments_json).keys() == {"s", "n"}
     assert answer.finish_reason == TOOL_CALLS
     assert 2 <= answer.usage.reasoning_tokens < answer.usage.completion_tokens == choice.token_count
+
+
+async def test_render_complete_parse_is_chat(stub: Any) -> None:
+    constraint = sampling_pb2.Constraint(regex=_SPOKEN)
+    asked = start(
+        "hi",
+        tools=[chat_pb2.ChatTool(name="f")],
+        output=processor_pb2.CHAT_OUTPUT_EVENTS,
+        opts=options(200, temperature=0, constraint=constraint, return_token_ids=True),
+    )
+    conversation = Conversation(stub)
+    await conversation.say(asked)
+    chatted = await conversation.answer()
+    await conversation.end()
+    rendered = await stub.Render(processor_pb2.RenderRequest(start=asked.start))
+    request = processor_pb2.CompleteRequest(
+        token_ids=processor_pb2.TokenIds(ids=rendered.token_ids),
+        options=processor_pb2.GenerationOptions(sampling=rendered.sampling, return_token_ids=True),
+    )
+    token_ids = [i async for r in stub.Complete(request) for c in r.choices for i in c.token_ids]
+    assert token_ids == chatted.choices[0].token_ids
+    said = processor_pb2.ParseRequest(
+        reading=rendered.reading, token_ids=processor_pb2.TokenIds(ids=token_ids)
+    )
+    *parts, last = [response async for response in stub.Parse(iter([said]))]
+    events = [event for response in [*parts, last] for event in response.events]
+    assert _joined(events) == _joined(chatted.choices[0].events)
+    (call,), (wanted,) = last.finished.tool_calls, chatted.choices[0].tool_calls
+    assert (call.name, call.arguments_json) == (wanted.name, wanted.arguments_json)
+    assert last.finished.reasoning_tokens == chatted.usage.reasoning_tokens
+
+
+def _joined(events: Iterable[processor_pb2.OutputEvent]) -> list[tuple[str | None, str]]:
+    """Join the pieces of a kind that follow each other."""
+    kinds = itertools.groupby(events, lambda event: event.WhichOneof("event"))
+    texts = ("text", "reasoning", "tool_call_arguments_json")
+    return [
+        (kind, "".join(getattr(event, kind) for event in run) if kind in texts else "")
+        for kind, run in kinds
+    ]
 
 
 _WEATHER = {

@@ -41,6 +41,11 @@ _SAYS = {
         r'"finishReason": "FINISH_REASON_LENGTH"',
         r'"tokenIds": \[\s+1472',
         r'"text": "Hello"',
+        r'"renderedPrompt": "\\u003c\|im_start',
+        r'"stopTokenIds": \[',
+        r'"reasoning": "The time\?"',
+        r'"name": "clock"',
+        r'"finished": \{\s+"toolCalls": \[',
     ],
     "Errors, deadlines, keys": [
         r"Code: InvalidArgument",

@@ -1,8 +1,9 @@
-"""From a turn of a conversation to its checked request."""
+"""From a turn of a conversation to its checked request: Chat starts it, Render returns it."""
 
 from __future__ import annotations
 
 from millstream_server.control.engine import Role
+from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.answer import Reading, reading_of
 from millstream_server.processor.answer_grammar import binding_of, with_grammar
@@ -19,6 +20,23 @@ from millstream_server.processor.requests import (
     request_of,
     turn_paths,
 )
+from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.routing.plan import RoutingRequest
+from millstream_server.runtime.frozen import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTurn:
+    """A turn that was checked, and could be admitted now."""
+
+    served: ServedModel
+    text: str
+    """The rendered template."""
+    request: GenerationRequest
+    options: Options
+    reading: Reading | None
+    """How its answers are read; None: as plain text."""
+    media: TurnMedia | None
 
 
 class ChatRequests:
@@ -29,19 +47,37 @@ class ChatRequests:
         self._prompts = prompts
         self._media = media
 
-    async def of(
+    async def prepare(
+        self,
+        conversation: Conversation,
+        said: UserTurn,
+        caller: Caller,
+        served: ServedModel,
+        telemetry: TurnTelemetry,
+    ) -> PreparedTurn:
+        """Make and check a turn's request, with its options and how its answers are read.
+
+        Raises:
+            ServingError: something in it is refused; its media are given back.
+        """
+        if not conversation.has_media:
+            return await self._prepare(conversation, said, caller, served, None)
+        routing = RoutingRequest(model=served.name, session=conversation.workers)
+        media = TurnMedia(self._media, routing, conversation.request_id, caller, telemetry)
+        try:
+            return await self._prepare(conversation, said, caller, served, media)
+        except BaseException:
+            media.release()
+            raise
+
+    async def _prepare(
         self,
         conversation: Conversation,
         said: UserTurn,
         caller: Caller,
         served: ServedModel,
         media: TurnMedia | None,
-    ) -> tuple[GenerationRequest, Options, Reading | None]:
-        """Make and check a turn's request, with its options and how its answers are read.
-
-        Raises:
-            ServingError: something in it is refused.
-        """
+    ) -> PreparedTurn:
         options, answers, reading = conversation.options, conversation.answers, None
         paths = turn_paths(said.field, options.path)
         await self._prompts.read_grammar(options.sampling)
@@ -51,20 +87,21 @@ class ChatRequests:
             conversation.runs(media)
         text, prompt = await self._prompt(conversation, said, served, media)
         if form is not None:
-            reading = reading_of(
-                form,
-                conversation.told_tools,
-                text,
-                one_call=answers.one_call,
-                continued=conversation.continued,
-            )
+            reading = reading_for(conversation, form, text)
             binding = binding_of(reading, conversation, said, options)
             options = await with_grammar(options, binding, served.engine.abilities, self._prompts)
         fit = said.options is None and conversation.number > 1
         request = request_of(conversation.request_id, served, prompt, options, caller, fit=fit)
         if not (media and media.cancelled):
             check(request, options, served, self._front.limits, paths)
-        return request, options, reading
+        return PreparedTurn(
+            served=served,
+            text=text,
+            request=request,
+            options=options,
+            reading=reading,
+            media=media,
+        )
 
     async def _prompt(
         self,
@@ -98,3 +135,18 @@ class ChatRequests:
         if media.cancelled:
             return text, Prompt(())
         return text, await self._prompts.with_media(text_model, text, media.encoded, paths.messages)
+
+
+def reading_for(conversation: Conversation, how: AnswerFormat, prompt: str) -> Reading:
+    """Return how the answers to a conversation's ``prompt`` are read.
+
+    Raises:
+        ServingError: its last message can't be continued.
+    """
+    return reading_of(
+        how,
+        conversation.told_tools,
+        prompt,
+        one_call=conversation.answers.one_call,
+        continued=conversation.continued,
+    )

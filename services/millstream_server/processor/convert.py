@@ -326,6 +326,9 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         aliases=model.aliases,
         default_of=sorted(_TASKS[task] for task in model.default_of),
     )
+    if model.text is not None:
+        message.text_files.tokenizer = model.text.tokenizer_source
+        message.text_files.chat_template = model.text.template_source
     if model.answer_format is not None:
         message.answer_format.name = model.answer_format.form.name
         message.answer_format.reason = model.answer_format.reason

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from millstream_server.control.engine import Task
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.admission import Admission
 from millstream_server.processor.answer import Reading
-from millstream_server.processor.chat_requests import ChatRequests
+from millstream_server.processor.chat_requests import ChatRequests, PreparedTurn, reading_for
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -29,6 +30,7 @@ from millstream_server.processor.requests import (
     most_tokens,
     request_of,
 )
+from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import (
@@ -67,18 +69,14 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        media = None
         with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
+            served = self.models.served(conversation.model, "start.model", Task.CHAT)
+            asked.known(served.name, served.engine.engine)
+            prepared = await self._chats.prepare(
+                conversation, said, caller, served, asked.telemetry
+            )
+            request, options, media = prepared.request, prepared.options, prepared.media
             try:
-                served = self.models.served(conversation.model, "start.model", Task.CHAT)
-                asked.known(served.name, served.engine.engine)
-                if conversation.has_media:
-                    routing = RoutingRequest(model=served.name, session=conversation.workers)
-                    request_id = conversation.request_id
-                    media = TurnMedia(self.media, routing, request_id, caller, asked.telemetry)
-                request, options, reading = await self._chats.of(
-                    conversation, said, caller, served, media
-                )
                 admission = await self._admit(request, options, asked, conversation.runs)
             except BaseException:
                 if media:
@@ -95,12 +93,30 @@ class ProcessorCore:
             call=call,
             output=output,
             media=media,
-            reading=reading,
+            reading=prepared.reading,
             session=conversation.workers,
             continuation=conversation.continued is not None,
         )
         conversation.runs(turn)
         return turn
+
+    async def render(
+        self, conversation: Conversation, said: UserTurn, caller: Caller
+    ) -> PreparedTurn:
+        """Prepare a turn as `answer` does, and start nothing; its media are given back.
+
+        Raises:
+            ServingError: it would be refused.
+        """
+        served = self.models.served(conversation.model, "start.model", Task.CHAT)
+        telemetry = TurnTelemetry(self.front.telemetry, Task.CHAT, caller.trace)
+        prepared = await self._chats.prepare(conversation, said, caller, served, telemetry)
+        if prepared.media:
+            prepared.media.release()
+        if prepared.reading is None and served.answer_format is not None:
+            reading = reading_for(conversation, served.answer_format, prepared.text)
+            return replace(prepared, reading=reading)
+        return prepared
 
     async def complete(
         self, completion: Completion, caller: Caller, call: Call, output: TurnOutput

@@ -265,14 +265,14 @@ class Models:
             engine,
             defaults,
             self._modalities(name),
-            self._answer_format(name, text, engine),
+            self.answer_format(name, text),
         )
 
-    def _answer_format(
-        self, name: str, text: TextModel, engine: GeneratorInfo | None
-    ) -> AnswerFormat | None:
+    def answer_format(self, name: str, text: TextModel, given: str = "") -> AnswerFormat | None:
+        """Return the format that is ``given``, else a model's own; None: it isn't known."""
+        engine = self._router.of(name).limits
         return choose(
-            given=self._formats.get(name, ""),
+            given=given or self._formats.get(name, ""),
             response_template=text.response_template,
             told_calls=engine.tool_call_parser if engine else "",
             told_reasoning=engine.reasoning_parser if engine else "",
@@ -288,23 +288,19 @@ class Models:
         return [
             ModelStatus(
                 name,
-                self._texts[name],
+                text,
                 self._router.ready(name),
                 self._router.of(name).limits,
                 self._router.connected(name),
                 self._modalities(name),
                 self._does(name) if self._router.ready(name) else frozenset(),
-                self._format_of(name),
+                self.answer_format(name, text) if text else None,
                 self._router.task_workers(name).infos,
                 sorted(alias for alias, model in aliases if model == name),
                 frozenset(task for task in self._probable(name) if defaults[task] == name),
             )
-            for name in self.names
+            for name, text in sorted(self._texts.items())
         ]
-
-    def _format_of(self, name: str) -> AnswerFormat | None:
-        text = self._texts[name]
-        return self._answer_format(name, text, self._router.of(name).limits) if text else None
 
     def _modalities(self, name: str) -> frozenset[Modality]:
         text = self._texts[name]

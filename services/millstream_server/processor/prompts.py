@@ -129,7 +129,7 @@ class Prompts:
         """
 
         def work() -> str:
-            _check_ids(ids, text.vocab_size)
+            check_token_ids(ids, text.vocab_size)
             return text.decode(ids, skip_special_tokens=not special_tokens)
 
         return await self.threads.run(work, text.decode_seconds(len(ids)))
@@ -167,14 +167,19 @@ def rendered(
     )
 
 
-def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "token_ids") -> None:
+    """Check that all are in the vocabulary.
+
+    Raises:
+        InvalidRequestError: one isn't.
+    """
     for start in range(0, len(ids), _CHECKED_AT_ONCE):
         stop_if_gone()
         part = ids[start : start + _CHECKED_AT_ONCE]
         if max(part) >= vocab_size:
             at = start + next(i for i, token in enumerate(part) if token >= vocab_size)
             raise InvalidRequestError.of(
-                f"token_ids[{at}]", f"must be below the vocabulary's size, {vocab_size}"
+                f"{field}[{at}]", f"must be below the vocabulary's size, {vocab_size}"
             )
 
 

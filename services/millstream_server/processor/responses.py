@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from millstream.v1 import processor_pb2
+from millstream_server.formats.calls import Call as ToolCall
 from millstream_server.formats.events import (
     Arguments,
     CallEnd,
@@ -301,14 +302,8 @@ def _write_delta(
     if turn.options.return_token_ids:
         message.token_ids.extend(delta.token_ids)
     if delta.events:
-        _add_events(message, delta.events)
-    for call in delta.calls:
-        message.tool_calls.add(
-            id=call.id,
-            name=call.name,
-            arguments_json=call.arguments_json,
-            incomplete=call.incomplete,
-        )
+        add_events(message, delta.events)
+    add_calls(message, delta.calls)
     for entry in delta.logprobs:
         _add_logprob(message.logprobs, entry, turn.text_model)
     if delta.finish_reason is not None:
@@ -320,7 +315,23 @@ def _write_delta(
     return message
 
 
-def _add_events(message: processor_pb2.ChoiceDelta, events: Sequence[Event]) -> None:
+def add_calls(
+    message: processor_pb2.ChoiceDelta | processor_pb2.ParseFinished, calls: Sequence[ToolCall]
+) -> None:
+    """Add an answer's tool calls, whole."""
+    for call in calls:
+        message.tool_calls.add(
+            id=call.id,
+            name=call.name,
+            arguments_json=call.arguments_json,
+            incomplete=call.incomplete,
+        )
+
+
+def add_events(
+    message: processor_pb2.ChoiceDelta | processor_pb2.ParseResponse, events: Sequence[Event]
+) -> None:
+    """Add what an answer consists of."""
     add = message.events.add
     for event in events:
         match event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator
 
 from millstream.v1 import (
@@ -13,16 +14,23 @@ from millstream.v1 import (
     processor_pb2_grpc,
 )
 from millstream_server.processor import convert
-from millstream_server.processor.conversation import Caller, Conversation, DrainNotice
+from millstream_server.processor.conversation import Caller, Conversation, DrainNotice, UserTurn
 from millstream_server.processor.convert import model_to_proto
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.responses import Messages, add_token_ids, check_size
+from millstream_server.processor.parse import ParsedAnswer
+from millstream_server.processor.reading_wire import (
+    parsed_to_proto,
+    reading_from_proto,
+    rendered_to_proto,
+)
+from millstream_server.processor.responses import Messages, add_events, add_token_ids, check_size
 from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
     ServingError,
     StatusError,
+    UnavailableError,
 )
 from millstream_server.runtime.rpc.auth import caller
 from millstream_server.runtime.rpc.call import Call, after_first_message
@@ -133,6 +141,63 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         response = processor_pb2.DetokenizeResponse(text=answer)
         check_size(response, "token_ids")
         return response
+
+    async def Render(
+        self, request: processor_pb2.RenderRequest, call: Call
+    ) -> processor_pb2.RenderResponse:
+        core = self._core
+        if not request.HasField("start"):
+            raise InvalidRequestError.of("start", "must be set")
+        conversation = Conversation(core.media.uploads, core.work)
+        try:
+            with core.front.call():
+                convert.begin(conversation, request.start)
+                conversation.close_input()
+                said = await conversation.next_turn()
+                if not isinstance(said, UserTurn):
+                    raise UnavailableError("this server is shutting down; retry on another one")
+                prepared = await core.render(conversation, said, _caller(call))
+        finally:
+            conversation.close()
+        response = rendered_to_proto(prepared, conversation)
+        await add_token_ids(response.token_ids, array("I", prepared.request.token_ids))
+        check_size(response, "start.messages")
+        return response
+
+    @after_first_message
+    async def Parse(self, requests: AsyncIterator[processor_pb2.ParseRequest], call: Call) -> None:
+        core, answer = self._core, None
+        with core.front.call():
+            async for request in requests:
+                if answer is None:
+                    answer = self._begin_answer(request)
+                elif request.HasField("reading"):
+                    raise InvalidRequestError.of("reading", "only the first message has it")
+                kind = request.WhichOneof("piece")
+                if kind == "token_ids":
+                    events = await answer.add_ids(request.token_ids.ids, "token_ids.ids")
+                elif kind == "text":
+                    events = await answer.add_text(request.text, "text")
+                else:
+                    continue
+                if events:
+                    response = processor_pb2.ParseResponse()
+                    add_events(response, events)
+                    check_size(response, kind)
+                    await call.write(response)
+            if answer is None:
+                raise InvalidRequestError.of("reading", "the first message must have it")
+            last = parsed_to_proto(answer, answer.finish())
+            check_size(last, "reading.tools")
+            await call.write(last)
+
+    def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
+        core, reading = self._core, request.reading
+        if not request.HasField("reading"):
+            raise InvalidRequestError.of("reading", "the first message must have it")
+        name, text = core.models.text(reading.model, "reading.model")
+        how = core.models.answer_format(name, text, reading.format)
+        return ParsedAnswer(text, reading_from_proto(reading, how), core.prompts.threads)
 
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call

@@ -37,6 +37,14 @@ type ProcessorServiceClient interface {
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Detokenize turns token ids into text; its response is bounded in the same way.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
+	// Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+	// nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+	// worker, as Chat does. Its response is bounded in the same way.
+	Render(ctx context.Context, in *RenderRequest, opts ...grpc.CallOption) (*RenderResponse, error)
+	// Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+	// comes in it and in later ones, in pieces of any size. Each response has the events that have come
+	// meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+	Parse(ctx context.Context, opts ...grpc.CallOption) (ProcessorService_ParseClient, error)
 	// ListModels lists the served models, and whether each has all the workers it needs.
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error)
 }
@@ -130,6 +138,46 @@ func (c *processorServiceClient) Detokenize(ctx context.Context, in *DetokenizeR
 	return out, nil
 }
 
+func (c *processorServiceClient) Render(ctx context.Context, in *RenderRequest, opts ...grpc.CallOption) (*RenderResponse, error) {
+	out := new(RenderResponse)
+	err := c.cc.Invoke(ctx, "/millstream.v1.ProcessorService/Render", in, out, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *processorServiceClient) Parse(ctx context.Context, opts ...grpc.CallOption) (ProcessorService_ParseClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ProcessorService_serviceDesc.Streams[2], "/millstream.v1.ProcessorService/Parse", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &processorServiceParseClient{stream}
+	return x, nil
+}
+
+type ProcessorService_ParseClient interface {
+	Send(*ParseRequest) error
+	Recv() (*ParseResponse, error)
+	grpc.ClientStream
+}
+
+type processorServiceParseClient struct {
+	grpc.ClientStream
+}
+
+func (x *processorServiceParseClient) Send(m *ParseRequest) error {
+	return x.ClientStream.SendMsg(m)
+}
+
+func (x *processorServiceParseClient) Recv() (*ParseResponse, error) {
+	m := new(ParseResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *processorServiceClient) ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*ListModelsResponse, error) {
 	out := new(ListModelsResponse)
 	err := c.cc.Invoke(ctx, "/millstream.v1.ProcessorService/ListModels", in, out, opts...)
@@ -163,6 +211,14 @@ type ProcessorServiceServer interface {
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Detokenize turns token ids into text; its response is bounded in the same way.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
+	// Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+	// nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+	// worker, as Chat does. Its response is bounded in the same way.
+	Render(context.Context, *RenderRequest) (*RenderResponse, error)
+	// Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+	// comes in it and in later ones, in pieces of any size. Each response has the events that have come
+	// meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+	Parse(ProcessorService_ParseServer) error
 	// ListModels lists the served models, and whether each has all the workers it needs.
 	ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error)
 	mustEmbedUnimplementedProcessorServiceServer()
@@ -183,6 +239,12 @@ func (UnimplementedProcessorServiceServer) Tokenize(context.Context, *TokenizeRe
 }
 func (UnimplementedProcessorServiceServer) Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Detokenize not implemented")
+}
+func (UnimplementedProcessorServiceServer) Render(context.Context, *RenderRequest) (*RenderResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Render not implemented")
+}
+func (UnimplementedProcessorServiceServer) Parse(ProcessorService_ParseServer) error {
+	return status.Errorf(codes.Unimplemented, "method Parse not implemented")
 }
 func (UnimplementedProcessorServiceServer) ListModels(context.Context, *ListModelsRequest) (*ListModelsResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ListModels not implemented")
@@ -283,6 +345,50 @@ func _ProcessorService_Detokenize_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ProcessorService_Render_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenderRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ProcessorServiceServer).Render(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: "/millstream.v1.ProcessorService/Render",
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ProcessorServiceServer).Render(ctx, req.(*RenderRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ProcessorService_Parse_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ProcessorServiceServer).Parse(&processorServiceParseServer{stream})
+}
+
+type ProcessorService_ParseServer interface {
+	Send(*ParseResponse) error
+	Recv() (*ParseRequest, error)
+	grpc.ServerStream
+}
+
+type processorServiceParseServer struct {
+	grpc.ServerStream
+}
+
+func (x *processorServiceParseServer) Send(m *ParseResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func (x *processorServiceParseServer) Recv() (*ParseRequest, error) {
+	m := new(ParseRequest)
+	if err := x.ServerStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func _ProcessorService_ListModels_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListModelsRequest)
 	if err := dec(in); err != nil {
@@ -314,6 +420,10 @@ var _ProcessorService_serviceDesc = grpc.ServiceDesc{
 			Handler:    _ProcessorService_Detokenize_Handler,
 		},
 		{
+			MethodName: "Render",
+			Handler:    _ProcessorService_Render_Handler,
+		},
+		{
 			MethodName: "ListModels",
 			Handler:    _ProcessorService_ListModels_Handler,
 		},
@@ -329,6 +439,12 @@ var _ProcessorService_serviceDesc = grpc.ServiceDesc{
 			StreamName:    "Complete",
 			Handler:       _ProcessorService_Complete_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Parse",
+			Handler:       _ProcessorService_Parse_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "millstream/v1/processor.proto",

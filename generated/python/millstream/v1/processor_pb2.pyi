@@ -1153,6 +1153,258 @@ class DetokenizeResponse(_message.Message):
 Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
+class RenderRequest(_message.Message):
+    """RenderRequest requests the prompt of a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___ChatStart:
+        """The conversation, as Chat's first message has it. Its images and videos have to be in it, or at a URL:
+        they are encoded to know how many tokens each takes, and not kept.
+        """
+
+    def __init__(
+        self,
+        *,
+        start: Global___ChatStart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderRequest: _TypeAlias = RenderRequest  # noqa: Y015
+
+@_typing.final
+class RenderResponse(_message.Message):
+    """RenderResponse has a prompt, and what reading its answer needs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    RENDERED_PROMPT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model's name."""
+    rendered_prompt: _builtins.str
+    """The rendered template, with one placeholder per image or video."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prompt's token ids. Images and videos have all their placeholders."""
+
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaPlace]:
+        """Where the placeholders of images and videos are, in the order of the conversation."""
+
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end an answer, by the model's files."""
+
+    @_builtins.property
+    def reading(self) -> Global___AnswerReading:
+        """What Parse needs; unset: it isn't known how the model writes (ServedModel.answer_format)."""
+
+    @_builtins.property
+    def sampling(self) -> _sampling_pb2.SamplingParams:
+        """How Chat would draw the answer: the options with the model's own defaults and, where `tool_choice` asks
+        for a call, its grammar.
+        """
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        rendered_prompt: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        media: _abc.Iterable[Global___MediaPlace] | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        reading: Global___AnswerReading | None = ...,
+        sampling: _sampling_pb2.SamplingParams | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reading", b"reading", "sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media", b"media", "model", b"model", "reading", b"reading", "rendered_prompt", b"rendered_prompt", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderResponse: _TypeAlias = RenderResponse  # noqa: Y015
+
+@_typing.final
+class MediaPlace(_message.Message):
+    """MediaPlace is where an image or a video stands in a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODALITY_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    modality: _media_pb2.Modality.ValueType
+    """Its kind."""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_media_pb2.TokenSpan]:
+        """The runs of its placeholders in RenderResponse.token_ids."""
+
+    def __init__(
+        self,
+        *,
+        modality: _media_pb2.Modality.ValueType = ...,
+        spans: _abc.Iterable[_media_pb2.TokenSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modality", b"modality", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaPlace: _TypeAlias = MediaPlace  # noqa: Y015
+
+@_typing.final
+class AnswerReading(_message.Message):
+    """AnswerReading is how the answers to one prompt are read: what Render returns and Parse takes. A client may
+    keep it, or write it itself.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    PROMPT_END_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    ONE_CALL_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Model, or an alias; empty: the default for Chat. Its tokenizer turns token ids into text."""
+    format: _builtins.str
+    """The format: docs/formats.md has them all. Empty: the model's."""
+    prompt_end: _builtins.str
+    """The end of the prompt, which may have begun the reasoning: its last 256 characters or more."""
+    one_call: _builtins.bool
+    """The answer ends behind its first call; what follows is not read."""
+    begun: _builtins.str
+    """What the answer goes on in (`continue_final_message`): it is read, and none of it is given out."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatTool]:
+        """The tools that the model was told of: their schemas say which arguments are texts and which are not."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        format: _builtins.str = ...,
+        prompt_end: _builtins.str = ...,
+        tools: _abc.Iterable[_chat_pb2.ChatTool] | None = ...,
+        one_call: _builtins.bool = ...,
+        begun: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "format", b"format", "model", b"model", "one_call", b"one_call", "prompt_end", b"prompt_end", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerReading: _TypeAlias = AnswerReading  # noqa: Y015
+
+@_typing.final
+class ParseRequest(_message.Message):
+    """ParseRequest is one message from the client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    READING_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Its text, with the special tokens that mark something. At most 4,194,304 characters in all."""
+    @_builtins.property
+    def reading(self) -> Global___AnswerReading:
+        """How to read; in the first message only."""
+
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Its token ids; special tokens that mark something are found. At most 1,048,576 in all."""
+
+    def __init__(
+        self,
+        *,
+        reading: Global___AnswerReading | None = ...,
+        token_ids: Global___TokenIds | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece", "reading", b"reading", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece", "reading", b"reading", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["token_ids", "text"]  # noqa: Y015
+    _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
+
+Global___ParseRequest: _TypeAlias = ParseRequest  # noqa: Y015
+
+@_typing.final
+class ParseResponse(_message.Message):
+    """ParseResponse is one message to the client, of at most 4 MiB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputEvent]:
+        """What has come, in order. A piece continues the one before it of the same kind."""
+
+    @_builtins.property
+    def finished(self) -> Global___ParseFinished:
+        """Set in the last message."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___OutputEvent] | None = ...,
+        finished: Global___ParseFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "finished", b"finished"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParseResponse: _TypeAlias = ParseResponse  # noqa: Y015
+
+@_typing.final
+class ParseFinished(_message.Message):
+    """ParseFinished ends an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    reasoning_tokens: _builtins.int
+    """How many of the token ids belong to the reasoning."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ToolCall]:
+        """All tool calls, whole, in order. Left out if they have more than 1 MiB together: `events` had them."""
+
+    def __init__(
+        self,
+        *,
+        tool_calls: _abc.Iterable[_chat_pb2.ToolCall] | None = ...,
+        reasoning_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning_tokens", b"reasoning_tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ParseFinished: _TypeAlias = ParseFinished  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     """ListModelsRequest requests the served models."""
 
@@ -1213,6 +1465,7 @@ class ServedModel(_message.Message):
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     DEFAULT_OF_FIELD_NUMBER: _builtins.int
+    TEXT_FILES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -1261,6 +1514,10 @@ class ServedModel(_message.Message):
     def default_of(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
         """Tasks whose requests go to it if they name no model."""
 
+    @_builtins.property
+    def text_files(self) -> Global___TextFiles:
+        """Which files its tokenizer and its chat template are from; unset: it has no tokenizer here."""
+
     def __init__(
         self,
         *,
@@ -1278,14 +1535,43 @@ class ServedModel(_message.Message):
         answer_format: Global___AnswerFormat | None = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         default_of: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
+        text_files: Global___TextFiles | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "diffusion", b"diffusion", "embedding", b"embedding", "text_files", b"text_files"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "aliases", b"aliases", "answer_format", b"answer_format", "chat", b"chat", "context_length", b"context_length", "default_of", b"default_of", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "aliases", b"aliases", "answer_format", b"answer_format", "chat", b"chat", "context_length", b"context_length", "default_of", b"default_of", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "text_files", b"text_files", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
+
+@_typing.final
+class TextFiles(_message.Message):
+    """TextFiles says which files of a model's directory its prompts are made with, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    tokenizer: _builtins.str
+    """The tokenizer's kind and file: "tiktoken: tiktoken.model"."""
+    chat_template: _builtins.str
+    """Where its chat template is from: "the checkpoint's", "deepseek-v3.2: the checkpoint's encoding is code";
+    empty: it has none.
+    """
+    def __init__(
+        self,
+        *,
+        tokenizer: _builtins.str = ...,
+        chat_template: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template", b"chat_template", "tokenizer", b"tokenizer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextFiles: _TypeAlias = TextFiles  # noqa: Y015
 
 @_typing.final
 class AnswerFormat(_message.Message):

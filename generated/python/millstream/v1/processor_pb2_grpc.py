@@ -63,6 +63,16 @@ class ProcessorServiceStub(object):
                 request_serializer=millstream_dot_v1_dot_processor__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=millstream_dot_v1_dot_processor__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.Render = channel.unary_unary(
+                '/millstream.v1.ProcessorService/Render',
+                request_serializer=millstream_dot_v1_dot_processor__pb2.RenderRequest.SerializeToString,
+                response_deserializer=millstream_dot_v1_dot_processor__pb2.RenderResponse.FromString,
+                _registered_method=True)
+        self.Parse = channel.stream_stream(
+                '/millstream.v1.ProcessorService/Parse',
+                request_serializer=millstream_dot_v1_dot_processor__pb2.ParseRequest.SerializeToString,
+                response_deserializer=millstream_dot_v1_dot_processor__pb2.ParseResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/millstream.v1.ProcessorService/ListModels',
                 request_serializer=millstream_dot_v1_dot_processor__pb2.ListModelsRequest.SerializeToString,
@@ -122,6 +132,24 @@ class ProcessorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Render(self, request, context):
+        """Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+        nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+        worker, as Chat does. Its response is bounded in the same way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Parse(self, request_iterator, context):
+        """Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+        comes in it and in later ones, in pieces of any size. Each response has the events that have come
+        meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """ListModels lists the served models, and whether each has all the workers it needs.
         """
@@ -151,6 +179,16 @@ def add_ProcessorServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=millstream_dot_v1_dot_processor__pb2.DetokenizeRequest.FromString,
                     response_serializer=millstream_dot_v1_dot_processor__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Render': grpc.unary_unary_rpc_method_handler(
+                    servicer.Render,
+                    request_deserializer=millstream_dot_v1_dot_processor__pb2.RenderRequest.FromString,
+                    response_serializer=millstream_dot_v1_dot_processor__pb2.RenderResponse.SerializeToString,
+            ),
+            'Parse': grpc.stream_stream_rpc_method_handler(
+                    servicer.Parse,
+                    request_deserializer=millstream_dot_v1_dot_processor__pb2.ParseRequest.FromString,
+                    response_serializer=millstream_dot_v1_dot_processor__pb2.ParseResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -275,6 +313,60 @@ class ProcessorService(object):
             '/millstream.v1.ProcessorService/Detokenize',
             millstream_dot_v1_dot_processor__pb2.DetokenizeRequest.SerializeToString,
             millstream_dot_v1_dot_processor__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Render(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millstream.v1.ProcessorService/Render',
+            millstream_dot_v1_dot_processor__pb2.RenderRequest.SerializeToString,
+            millstream_dot_v1_dot_processor__pb2.RenderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Parse(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/millstream.v1.ProcessorService/Parse',
+            millstream_dot_v1_dot_processor__pb2.ParseRequest.SerializeToString,
+            millstream_dot_v1_dot_processor__pb2.ParseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,16 @@ class ProcessorServiceStub:
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.DetokenizeRequest, _processor_pb2.DetokenizeResponse]
     """Detokenize turns token ids into text; its response is bounded in the same way."""
+    Render: _aio.UnaryUnaryMultiCallable[_processor_pb2.RenderRequest, _processor_pb2.RenderResponse]
+    """Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+    nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+    worker, as Chat does. Its response is bounded in the same way.
+    """
+    Parse: _aio.StreamStreamMultiCallable[_processor_pb2.ParseRequest, _processor_pb2.ParseResponse]
+    """Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+    comes in it and in later ones, in pieces of any size. Each response has the events that have come
+    meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_processor_pb2.ListModelsRequest, _processor_pb2.ListModelsResponse]
     """ListModels lists the served models, and whether each has all the workers it needs."""
 
@@ -107,6 +117,28 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_processor_pb2.DetokenizeRequest, _abc.Awaitable[_processor_pb2.DetokenizeResponse]],
     ) -> _abc.Awaitable[_processor_pb2.DetokenizeResponse]:
         """Detokenize turns token ids into text; its response is bounded in the same way."""
+
+    @_abc_1.abstractmethod
+    def Render(
+        self,
+        request: _processor_pb2.RenderRequest,
+        context: _aio.ServicerContext[_processor_pb2.RenderRequest, _abc.Awaitable[_processor_pb2.RenderResponse]],
+    ) -> _abc.Awaitable[_processor_pb2.RenderResponse]:
+        """Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+        nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+        worker, as Chat does. Its response is bounded in the same way.
+        """
+
+    @_abc_1.abstractmethod
+    def Parse(
+        self,
+        request_iterator: _abc.AsyncIterator[_processor_pb2.ParseRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_processor_pb2.ParseRequest], _abc.AsyncIterator[_processor_pb2.ParseResponse]],
+    ) -> _abc.AsyncIterator[_processor_pb2.ParseResponse]:
+        """Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+        comes in it and in later ones, in pieces of any size. Each response has the events that have come
+        meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

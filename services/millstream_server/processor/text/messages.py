@@ -147,7 +147,7 @@ def check_messages(
     """
     found = _check_conversation(messages, paths)
     if tools:
-        found = chain(found, _check_tools(tools, paths.tools))
+        found = chain(found, check_tools(tools, paths.tools))
     return tuple(islice(found, MAX_VIOLATIONS))
 
 
@@ -245,7 +245,8 @@ def _check_tool_call(path: str, call: ToolCall, ids: set[str]) -> Iterator[Field
         yield FieldViolation(f"{path}.arguments_json", problem)
 
 
-def _check_tools(tools: Sequence[Tool], field: str) -> Iterator[FieldViolation]:
+def check_tools(tools: Sequence[Tool], field: str) -> Iterator[FieldViolation]:
+    """Yield the violations; it takes milliseconds for large schemas on first use."""
     if len(tools) > MAX_TOOLS:
         yield FieldViolation(field, f"at most {MAX_TOOLS} tools, not {len(tools)}")
         return

@@ -10,19 +10,29 @@ all models, since the import takes two seconds of a CPU.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream_server.processor.text.encodings import find_encoding
+from millstream_server.processor.text.vocabularies.finding import OWN, VocabularyFile, find
+from millstream_server.processor.text.vocabularies.vocabulary import BrokenVocabularyError
+
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _TEXT_SECTIONS = ("text_config", "llm_config")
+_NAMES = "tokenizer_config.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+_OF_CODE = frozenset(("auto_map", "tokenizer_class", "add_bos_token", "add_eos_token"))
+"""What tokenizer_config.json says to the code that reads another file than tokenizer.json."""
 _PR_SET_PDEATHSIG = 1
 _TIMEOUT_S = 300.0
 """A large vocabulary takes seconds; a network file system that hangs must end the start."""
@@ -167,6 +177,10 @@ class TokenizerFiles:
     """Chat templates by name."""
     response_template: str
     """How to read what the model writes, as JSON text; empty: the directory doesn't say."""
+    tokenizer_source: str
+    """The vocabulary's kind and file, for people."""
+    template_source: str
+    """Whose the templates are, and why, for people; empty: there is none."""
 
 
 def read_tokenizers(paths: Sequence[Path]) -> list[TokenizerFiles]:
@@ -176,9 +190,11 @@ def read_tokenizers(paths: Sequence[Path]) -> list[TokenizerFiles]:
         UnusableModelError: a file is missing or wrong.
     """
     for path in paths:
-        if not (path / "tokenizer.json").is_file():
+        try:
             # Checked here since the library would take the path for the name of a model on a hub.
-            raise UnusableModelError(f"{path} has no tokenizer.json")
+            find(path)
+        except BrokenVocabularyError as error:
+            raise UnusableModelError(str(error)) from error
     if not paths:
         return []
     read = [_read(p) for p in paths] if "transformers" in sys.modules else _read_apart(paths)
@@ -202,11 +218,16 @@ def _read(path: Path) -> dict[str, Any]:
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - see above
 
     try:
-        fast = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+        source = find(path)
+        with _as_own(source) as folder:
+            fast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        given = fast.chat_template
+        templates = {"default": given} if isinstance(given, str) else dict(given or {})
+        encoding = None if templates else find_encoding(source, _read_object(path / "config.json"))
     except Exception as error:  # noqa: BLE001 - the tokenizers binding raises no narrower class
         return {"error": str(error)}
-    template = fast.chat_template
-    templates = {"default": template} if isinstance(template, str) else dict(template or {})
+    if encoding:
+        templates = {"default": encoding.template}
     found = TokenizerFiles(
         tokenizer=fast.backend_tokenizer.to_str(),
         special_tokens={
@@ -218,8 +239,34 @@ def _read(path: Path) -> dict[str, Any]:
         bos_token_id=fast.bos_token_id,
         templates=templates,
         response_template=json.dumps(response) if (response := fast.response_template) else "",
+        tokenizer_source=str(source),
+        template_source=(
+            f"ours, {encoding.name}: {encoding.reason}" if encoding else "the checkpoint's"
+        )
+        if templates
+        else "",
     )
     return asdict(found)
+
+
+@contextlib.contextmanager
+def _as_own(source: VocabularyFile) -> Iterator[Path]:
+    """Give a folder with a tokenizer.json, made of the vocabulary if it is another file."""
+    path = source.file.parent
+    if source.kind is None:
+        yield path
+        return
+    config, names = _read_object(path / "config.json"), _read_object(path / _NAMES)
+    made = source.kind.read(source.file, config, names)
+    with tempfile.TemporaryDirectory() as made_in:
+        folder = Path(made_in)
+        for name in _TEMPLATES:
+            if (path / name).exists():
+                (folder / name).symlink_to((path / name).resolve())
+        said = {**made.special_tokens, **{k: v for k, v in names.items() if k not in _OF_CODE}}
+        (folder / _NAMES).write_text(json.dumps(said), encoding="utf-8")
+        made.tokenizer.save(str(folder / OWN))
+        yield folder
 
 
 def _end_with(parent: int) -> None:

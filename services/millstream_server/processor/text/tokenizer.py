@@ -66,6 +66,10 @@ class TextModel:
     context_length: int | None
     """The model's context length in tokens; an engine's may be set lower."""
     generation_defaults: GenerationDefaults
+    tokenizer_source: str = ""
+    """The kind and the file of its tokenizer, for people."""
+    template_source: str = ""
+    """Whose its chat template is, and why, for people; empty: it has none."""
     frame: Frame | None = None
     """What the tokenizer sets around each text; None: long texts can't be tokenized in parts."""
     floor: Floor = NO_FLOOR
@@ -125,6 +129,8 @@ class TextModel:
             bos_token_id=bos if facts.bos_token_id is None else facts.bos_token_id,
             context_length=facts.context_length,
             generation_defaults=facts.generation_defaults,
+            tokenizer_source=files.tokenizer_source,
+            template_source=files.template_source,
             frame=frame,
             floor=floor_of(tokenizer, frame, pieces),
             use=_read_use(path),

@@ -22,7 +22,7 @@ import {
 import { Duration } from "../../google/protobuf/duration.js";
 import { ChatMessage, ChatTool, ContentPart, ToolCall } from "./chat.js";
 import { FinishReason, finishReasonFromJSON, finishReasonToJSON, MatchedStop } from "./generation.js";
-import { MediaChunk, Modality, modalityFromJSON, modalityToJSON } from "./media.js";
+import { MediaChunk, Modality, modalityFromJSON, modalityToJSON, TokenSpan } from "./media.js";
 import { LogprobOptions, SamplingParams } from "./sampling.js";
 import { GenerationUsage } from "./usage.js";
 import {
@@ -700,6 +700,98 @@ export interface DetokenizeResponse {
   text: string;
 }
 
+/** RenderRequest requests the prompt of a conversation. */
+export interface RenderRequest {
+  /**
+   * The conversation, as Chat's first message has it. Its images and videos have to be in it, or at a URL:
+   * they are encoded to know how many tokens each takes, and not kept.
+   */
+  start?: ChatStart | undefined;
+}
+
+/** RenderResponse has a prompt, and what reading its answer needs. */
+export interface RenderResponse {
+  /** The model's name. */
+  model: string;
+  /** The rendered template, with one placeholder per image or video. */
+  renderedPrompt: string;
+  /** The prompt's token ids. Images and videos have all their placeholders. */
+  tokenIds: number[];
+  /** Where the placeholders of images and videos are, in the order of the conversation. */
+  media: MediaPlace[];
+  /** Tokens that end an answer, by the model's files. */
+  stopTokenIds: number[];
+  /** What Parse needs; unset: it isn't known how the model writes (ServedModel.answer_format). */
+  reading?:
+    | AnswerReading
+    | undefined;
+  /**
+   * How Chat would draw the answer: the options with the model's own defaults and, where `tool_choice` asks
+   * for a call, its grammar.
+   */
+  sampling?: SamplingParams | undefined;
+}
+
+/** MediaPlace is where an image or a video stands in a prompt. */
+export interface MediaPlace {
+  /** Its kind. */
+  modality: Modality;
+  /** The runs of its placeholders in RenderResponse.token_ids. */
+  spans: TokenSpan[];
+}
+
+/**
+ * AnswerReading is how the answers to one prompt are read: what Render returns and Parse takes. A client may
+ * keep it, or write it itself.
+ */
+export interface AnswerReading {
+  /** Model, or an alias; empty: the default for Chat. Its tokenizer turns token ids into text. */
+  model: string;
+  /** The format: docs/formats.md has them all. Empty: the model's. */
+  format: string;
+  /** The end of the prompt, which may have begun the reasoning: its last 256 characters or more. */
+  promptEnd: string;
+  /** The tools that the model was told of: their schemas say which arguments are texts and which are not. */
+  tools: ChatTool[];
+  /** The answer ends behind its first call; what follows is not read. */
+  oneCall: boolean;
+  /** What the answer goes on in (`continue_final_message`): it is read, and none of it is given out. */
+  begun: string;
+}
+
+/** ParseRequest is one message from the client. */
+export interface ParseRequest {
+  /** How to read; in the first message only. */
+  reading?:
+    | AnswerReading
+    | undefined;
+  /** The next piece of the answer. All pieces of an answer are of the same kind. */
+  piece?:
+    | //
+    /** Its token ids; special tokens that mark something are found. At most 1,048,576 in all. */
+    { $case: "tokenIds"; value: TokenIds }
+    | //
+    /** Its text, with the special tokens that mark something. At most 4,194,304 characters in all. */
+    { $case: "text"; value: string }
+    | undefined;
+}
+
+/** ParseResponse is one message to the client, of at most 4 MiB. */
+export interface ParseResponse {
+  /** What has come, in order. A piece continues the one before it of the same kind. */
+  events: OutputEvent[];
+  /** Set in the last message. */
+  finished?: ParseFinished | undefined;
+}
+
+/** ParseFinished ends an answer. */
+export interface ParseFinished {
+  /** All tool calls, whole, in order. Left out if they have more than 1 MiB together: `events` had them. */
+  toolCalls: ToolCall[];
+  /** How many of the token ids belong to the reasoning. */
+  reasoningTokens: number;
+}
+
 /** ListModelsRequest requests the served models. */
 export interface ListModelsRequest {
 }
@@ -746,6 +838,19 @@ export interface ServedModel {
   aliases: string[];
   /** Tasks whose requests go to it if they name no model. */
   defaultOf: ModelTask[];
+  /** Which files its tokenizer and its chat template are from; unset: it has no tokenizer here. */
+  textFiles?: TextFiles | undefined;
+}
+
+/** TextFiles says which files of a model's directory its prompts are made with, for people. */
+export interface TextFiles {
+  /** The tokenizer's kind and file: "tiktoken: tiktoken.model". */
+  tokenizer: string;
+  /**
+   * Where its chat template is from: "the checkpoint's", "deepseek-v3.2: the checkpoint's encoding is code";
+   * empty: it has none.
+   */
+  chatTemplate: string;
 }
 
 /** AnswerFormat is how a model writes reasoning and tool calls. */
@@ -3934,6 +4039,849 @@ export const DetokenizeResponse: MessageFns<DetokenizeResponse, "millstream.v1.D
   },
 };
 
+function createBaseRenderRequest(): RenderRequest {
+  return { start: undefined };
+}
+
+export const RenderRequest: MessageFns<RenderRequest, "millstream.v1.RenderRequest"> = {
+  $type: "millstream.v1.RenderRequest" as const,
+
+  encode(message: RenderRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.start !== undefined) {
+      ChatStart.encode(message.start, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RenderRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRenderRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.start = ChatStart.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): RenderRequest {
+    return { start: isSet(object.start) ? ChatStart.fromJSON(object.start) : undefined };
+  },
+
+  toJSON(message: RenderRequest): unknown {
+    const obj: any = {};
+    if (message.start !== undefined) {
+      obj.start = ChatStart.toJSON(message.start);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<RenderRequest>): RenderRequest {
+    return RenderRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RenderRequest>): RenderRequest {
+    const message = createBaseRenderRequest();
+    message.start = (object.start !== undefined && object.start !== null)
+      ? ChatStart.fromPartial(object.start)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseRenderResponse(): RenderResponse {
+  return {
+    model: "",
+    renderedPrompt: "",
+    tokenIds: [],
+    media: [],
+    stopTokenIds: [],
+    reading: undefined,
+    sampling: undefined,
+  };
+}
+
+export const RenderResponse: MessageFns<RenderResponse, "millstream.v1.RenderResponse"> = {
+  $type: "millstream.v1.RenderResponse" as const,
+
+  encode(message: RenderResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.renderedPrompt !== "") {
+      writer.uint32(18).string(message.renderedPrompt);
+    }
+    if (message.tokenIds.length !== 0) {
+      writer.uint32(26).fork();
+      for (const v of message.tokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    for (const v of message.media) {
+      MediaPlace.encode(v!, writer.uint32(34).fork()).join();
+    }
+    if (message.stopTokenIds.length !== 0) {
+      writer.uint32(42).fork();
+      for (const v of message.stopTokenIds) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.reading !== undefined) {
+      AnswerReading.encode(message.reading, writer.uint32(50).fork()).join();
+    }
+    if (message.sampling !== undefined) {
+      SamplingParams.encode(message.sampling, writer.uint32(58).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RenderResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRenderResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.renderedPrompt = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag === 24) {
+              message.tokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 26) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.tokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.media.push(MediaPlace.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 5: {
+            if (tag === 40) {
+              message.stopTokenIds.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 42) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.stopTokenIds.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.reading = AnswerReading.decode(reader, reader.uint32());
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.sampling = SamplingParams.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): RenderResponse {
+    return {
+      model: isSet(object.model) ? globalThis.String(object.model) : "",
+      renderedPrompt: isSet(object.renderedPrompt)
+        ? globalThis.String(object.renderedPrompt)
+        : isSet(object.rendered_prompt)
+        ? globalThis.String(object.rendered_prompt)
+        : "",
+      tokenIds: globalThis.Array.isArray(object?.tokenIds)
+        ? object.tokenIds.map((e: any) => globalThis.Number(e))
+        : globalThis.Array.isArray(object?.token_ids)
+        ? object.token_ids.map((e: any) => globalThis.Number(e))
+        : [],
+      media: globalThis.Array.isArray(object?.media) ? object.media.map((e: any) => MediaPlace.fromJSON(e)) : [],
+      stopTokenIds: globalThis.Array.isArray(object?.stopTokenIds)
+        ? object.stopTokenIds.map((e: any) => globalThis.Number(e))
+        : globalThis.Array.isArray(object?.stop_token_ids)
+        ? object.stop_token_ids.map((e: any) => globalThis.Number(e))
+        : [],
+      reading: isSet(object.reading) ? AnswerReading.fromJSON(object.reading) : undefined,
+      sampling: isSet(object.sampling) ? SamplingParams.fromJSON(object.sampling) : undefined,
+    };
+  },
+
+  toJSON(message: RenderResponse): unknown {
+    const obj: any = {};
+    if (message.model !== "") {
+      obj.model = message.model;
+    }
+    if (message.renderedPrompt !== "") {
+      obj.renderedPrompt = message.renderedPrompt;
+    }
+    if (message.tokenIds?.length) {
+      obj.tokenIds = message.tokenIds.map((e) => Math.round(e));
+    }
+    if (message.media?.length) {
+      obj.media = message.media.map((e) => MediaPlace.toJSON(e));
+    }
+    if (message.stopTokenIds?.length) {
+      obj.stopTokenIds = message.stopTokenIds.map((e) => Math.round(e));
+    }
+    if (message.reading !== undefined) {
+      obj.reading = AnswerReading.toJSON(message.reading);
+    }
+    if (message.sampling !== undefined) {
+      obj.sampling = SamplingParams.toJSON(message.sampling);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<RenderResponse>): RenderResponse {
+    return RenderResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RenderResponse>): RenderResponse {
+    const message = createBaseRenderResponse();
+    message.model = object.model ?? "";
+    message.renderedPrompt = object.renderedPrompt ?? "";
+    message.tokenIds = object.tokenIds?.map((e) => e) || [];
+    message.media = object.media?.map((e) => MediaPlace.fromPartial(e)) || [];
+    message.stopTokenIds = object.stopTokenIds?.map((e) => e) || [];
+    message.reading = (object.reading !== undefined && object.reading !== null)
+      ? AnswerReading.fromPartial(object.reading)
+      : undefined;
+    message.sampling = (object.sampling !== undefined && object.sampling !== null)
+      ? SamplingParams.fromPartial(object.sampling)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseMediaPlace(): MediaPlace {
+  return { modality: 0, spans: [] };
+}
+
+export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
+  $type: "millstream.v1.MediaPlace" as const,
+
+  encode(message: MediaPlace, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.modality !== 0) {
+      writer.uint32(8).int32(message.modality);
+    }
+    for (const v of message.spans) {
+      TokenSpan.encode(v!, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): MediaPlace {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseMediaPlace();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.modality = reader.int32() as any;
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.spans.push(TokenSpan.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): MediaPlace {
+    return {
+      modality: isSet(object.modality) ? modalityFromJSON(object.modality) : 0,
+      spans: globalThis.Array.isArray(object?.spans) ? object.spans.map((e: any) => TokenSpan.fromJSON(e)) : [],
+    };
+  },
+
+  toJSON(message: MediaPlace): unknown {
+    const obj: any = {};
+    if (message.modality !== 0) {
+      obj.modality = modalityToJSON(message.modality);
+    }
+    if (message.spans?.length) {
+      obj.spans = message.spans.map((e) => TokenSpan.toJSON(e));
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<MediaPlace>): MediaPlace {
+    return MediaPlace.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<MediaPlace>): MediaPlace {
+    const message = createBaseMediaPlace();
+    message.modality = object.modality ?? 0;
+    message.spans = object.spans?.map((e) => TokenSpan.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseAnswerReading(): AnswerReading {
+  return { model: "", format: "", promptEnd: "", tools: [], oneCall: false, begun: "" };
+}
+
+export const AnswerReading: MessageFns<AnswerReading, "millstream.v1.AnswerReading"> = {
+  $type: "millstream.v1.AnswerReading" as const,
+
+  encode(message: AnswerReading, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.model !== "") {
+      writer.uint32(10).string(message.model);
+    }
+    if (message.format !== "") {
+      writer.uint32(18).string(message.format);
+    }
+    if (message.promptEnd !== "") {
+      writer.uint32(26).string(message.promptEnd);
+    }
+    for (const v of message.tools) {
+      ChatTool.encode(v!, writer.uint32(34).fork()).join();
+    }
+    if (message.oneCall !== false) {
+      writer.uint32(40).bool(message.oneCall);
+    }
+    if (message.begun !== "") {
+      writer.uint32(50).string(message.begun);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AnswerReading {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAnswerReading();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.model = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.format = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.promptEnd = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.tools.push(ChatTool.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.oneCall = reader.bool();
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.begun = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): AnswerReading {
+    return {
+      model: isSet(object.model) ? globalThis.String(object.model) : "",
+      format: isSet(object.format) ? globalThis.String(object.format) : "",
+      promptEnd: isSet(object.promptEnd)
+        ? globalThis.String(object.promptEnd)
+        : isSet(object.prompt_end)
+        ? globalThis.String(object.prompt_end)
+        : "",
+      tools: globalThis.Array.isArray(object?.tools) ? object.tools.map((e: any) => ChatTool.fromJSON(e)) : [],
+      oneCall: isSet(object.oneCall)
+        ? globalThis.Boolean(object.oneCall)
+        : isSet(object.one_call)
+        ? globalThis.Boolean(object.one_call)
+        : false,
+      begun: isSet(object.begun) ? globalThis.String(object.begun) : "",
+    };
+  },
+
+  toJSON(message: AnswerReading): unknown {
+    const obj: any = {};
+    if (message.model !== "") {
+      obj.model = message.model;
+    }
+    if (message.format !== "") {
+      obj.format = message.format;
+    }
+    if (message.promptEnd !== "") {
+      obj.promptEnd = message.promptEnd;
+    }
+    if (message.tools?.length) {
+      obj.tools = message.tools.map((e) => ChatTool.toJSON(e));
+    }
+    if (message.oneCall !== false) {
+      obj.oneCall = message.oneCall;
+    }
+    if (message.begun !== "") {
+      obj.begun = message.begun;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<AnswerReading>): AnswerReading {
+    return AnswerReading.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AnswerReading>): AnswerReading {
+    const message = createBaseAnswerReading();
+    message.model = object.model ?? "";
+    message.format = object.format ?? "";
+    message.promptEnd = object.promptEnd ?? "";
+    message.tools = object.tools?.map((e) => ChatTool.fromPartial(e)) || [];
+    message.oneCall = object.oneCall ?? false;
+    message.begun = object.begun ?? "";
+    return message;
+  },
+};
+
+function createBaseParseRequest(): ParseRequest {
+  return { reading: undefined, piece: undefined };
+}
+
+export const ParseRequest: MessageFns<ParseRequest, "millstream.v1.ParseRequest"> = {
+  $type: "millstream.v1.ParseRequest" as const,
+
+  encode(message: ParseRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.reading !== undefined) {
+      AnswerReading.encode(message.reading, writer.uint32(10).fork()).join();
+    }
+    switch (message.piece?.$case) {
+      case "tokenIds":
+        TokenIds.encode(message.piece.value, writer.uint32(18).fork()).join();
+        break;
+      case "text":
+        writer.uint32(26).string(message.piece.value);
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ParseRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseParseRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.reading = AnswerReading.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.piece = { $case: "tokenIds", value: TokenIds.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.piece = { $case: "text", value: reader.string() };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ParseRequest {
+    return {
+      reading: isSet(object.reading) ? AnswerReading.fromJSON(object.reading) : undefined,
+      piece: isSet(object.tokenIds)
+        ? { $case: "tokenIds", value: TokenIds.fromJSON(object.tokenIds) }
+        : isSet(object.token_ids)
+        ? { $case: "tokenIds", value: TokenIds.fromJSON(object.token_ids) }
+        : isSet(object.text)
+        ? { $case: "text", value: globalThis.String(object.text) }
+        : undefined,
+    };
+  },
+
+  toJSON(message: ParseRequest): unknown {
+    const obj: any = {};
+    if (message.reading !== undefined) {
+      obj.reading = AnswerReading.toJSON(message.reading);
+    }
+    if (message.piece?.$case === "tokenIds") {
+      obj.tokenIds = TokenIds.toJSON(message.piece.value);
+    } else if (message.piece?.$case === "text") {
+      obj.text = message.piece.value;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ParseRequest>): ParseRequest {
+    return ParseRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ParseRequest>): ParseRequest {
+    const message = createBaseParseRequest();
+    message.reading = (object.reading !== undefined && object.reading !== null)
+      ? AnswerReading.fromPartial(object.reading)
+      : undefined;
+    switch (object.piece?.$case) {
+      case "tokenIds": {
+        if (object.piece?.value !== undefined && object.piece?.value !== null) {
+          message.piece = { $case: "tokenIds", value: TokenIds.fromPartial(object.piece.value) };
+        }
+        break;
+      }
+      case "text": {
+        if (object.piece?.value !== undefined && object.piece?.value !== null) {
+          message.piece = { $case: "text", value: object.piece.value };
+        }
+        break;
+      }
+    }
+    return message;
+  },
+};
+
+function createBaseParseResponse(): ParseResponse {
+  return { events: [], finished: undefined };
+}
+
+export const ParseResponse: MessageFns<ParseResponse, "millstream.v1.ParseResponse"> = {
+  $type: "millstream.v1.ParseResponse" as const,
+
+  encode(message: ParseResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.events) {
+      OutputEvent.encode(v!, writer.uint32(10).fork()).join();
+    }
+    if (message.finished !== undefined) {
+      ParseFinished.encode(message.finished, writer.uint32(18).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ParseResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseParseResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.events.push(OutputEvent.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.finished = ParseFinished.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ParseResponse {
+    return {
+      events: globalThis.Array.isArray(object?.events) ? object.events.map((e: any) => OutputEvent.fromJSON(e)) : [],
+      finished: isSet(object.finished) ? ParseFinished.fromJSON(object.finished) : undefined,
+    };
+  },
+
+  toJSON(message: ParseResponse): unknown {
+    const obj: any = {};
+    if (message.events?.length) {
+      obj.events = message.events.map((e) => OutputEvent.toJSON(e));
+    }
+    if (message.finished !== undefined) {
+      obj.finished = ParseFinished.toJSON(message.finished);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ParseResponse>): ParseResponse {
+    return ParseResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ParseResponse>): ParseResponse {
+    const message = createBaseParseResponse();
+    message.events = object.events?.map((e) => OutputEvent.fromPartial(e)) || [];
+    message.finished = (object.finished !== undefined && object.finished !== null)
+      ? ParseFinished.fromPartial(object.finished)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseParseFinished(): ParseFinished {
+  return { toolCalls: [], reasoningTokens: 0 };
+}
+
+export const ParseFinished: MessageFns<ParseFinished, "millstream.v1.ParseFinished"> = {
+  $type: "millstream.v1.ParseFinished" as const,
+
+  encode(message: ParseFinished, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    for (const v of message.toolCalls) {
+      ToolCall.encode(v!, writer.uint32(10).fork()).join();
+    }
+    if (message.reasoningTokens !== 0) {
+      writer.uint32(16).uint32(message.reasoningTokens);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ParseFinished {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseParseFinished();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.toolCalls.push(ToolCall.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.reasoningTokens = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ParseFinished {
+    return {
+      toolCalls: globalThis.Array.isArray(object?.toolCalls)
+        ? object.toolCalls.map((e: any) => ToolCall.fromJSON(e))
+        : globalThis.Array.isArray(object?.tool_calls)
+        ? object.tool_calls.map((e: any) => ToolCall.fromJSON(e))
+        : [],
+      reasoningTokens: isSet(object.reasoningTokens)
+        ? globalThis.Number(object.reasoningTokens)
+        : isSet(object.reasoning_tokens)
+        ? globalThis.Number(object.reasoning_tokens)
+        : 0,
+    };
+  },
+
+  toJSON(message: ParseFinished): unknown {
+    const obj: any = {};
+    if (message.toolCalls?.length) {
+      obj.toolCalls = message.toolCalls.map((e) => ToolCall.toJSON(e));
+    }
+    if (message.reasoningTokens !== 0) {
+      obj.reasoningTokens = Math.round(message.reasoningTokens);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ParseFinished>): ParseFinished {
+    return ParseFinished.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ParseFinished>): ParseFinished {
+    const message = createBaseParseFinished();
+    message.toolCalls = object.toolCalls?.map((e) => ToolCall.fromPartial(e)) || [];
+    message.reasoningTokens = object.reasoningTokens ?? 0;
+    return message;
+  },
+};
+
 function createBaseListModelsRequest(): ListModelsRequest {
   return {};
 }
@@ -4075,6 +5023,7 @@ function createBaseServedModel(): ServedModel {
     answerFormat: undefined,
     aliases: [],
     defaultOf: [],
+    textFiles: undefined,
   };
 }
 
@@ -4139,6 +5088,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
         writer.int32(v);
       }
       writer.join();
+    }
+    if (message.textFiles !== undefined) {
+      TextFiles.encode(message.textFiles, writer.uint32(122).fork()).join();
     }
     return writer;
   },
@@ -4308,6 +5260,14 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
 
             break;
           }
+          case 15: {
+            if (tag !== 122) {
+              break;
+            }
+
+            message.textFiles = TextFiles.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4354,6 +5314,11 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
         : globalThis.Array.isArray(object?.default_of)
         ? object.default_of.map((e: any) => modelTaskFromJSON(e))
         : [],
+      textFiles: isSet(object.textFiles)
+        ? TextFiles.fromJSON(object.textFiles)
+        : isSet(object.text_files)
+        ? TextFiles.fromJSON(object.text_files)
+        : undefined,
     };
   },
 
@@ -4401,6 +5366,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     if (message.defaultOf?.length) {
       obj.defaultOf = message.defaultOf.map((e) => modelTaskToJSON(e));
     }
+    if (message.textFiles !== undefined) {
+      obj.textFiles = TextFiles.toJSON(message.textFiles);
+    }
     return obj;
   },
 
@@ -4429,6 +5397,100 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       : undefined;
     message.aliases = object.aliases?.map((e) => e) || [];
     message.defaultOf = object.defaultOf?.map((e) => e) || [];
+    message.textFiles = (object.textFiles !== undefined && object.textFiles !== null)
+      ? TextFiles.fromPartial(object.textFiles)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseTextFiles(): TextFiles {
+  return { tokenizer: "", chatTemplate: "" };
+}
+
+export const TextFiles: MessageFns<TextFiles, "millstream.v1.TextFiles"> = {
+  $type: "millstream.v1.TextFiles" as const,
+
+  encode(message: TextFiles, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tokenizer !== "") {
+      writer.uint32(10).string(message.tokenizer);
+    }
+    if (message.chatTemplate !== "") {
+      writer.uint32(18).string(message.chatTemplate);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TextFiles {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTextFiles();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.tokenizer = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.chatTemplate = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): TextFiles {
+    return {
+      tokenizer: isSet(object.tokenizer) ? globalThis.String(object.tokenizer) : "",
+      chatTemplate: isSet(object.chatTemplate)
+        ? globalThis.String(object.chatTemplate)
+        : isSet(object.chat_template)
+        ? globalThis.String(object.chat_template)
+        : "",
+    };
+  },
+
+  toJSON(message: TextFiles): unknown {
+    const obj: any = {};
+    if (message.tokenizer !== "") {
+      obj.tokenizer = message.tokenizer;
+    }
+    if (message.chatTemplate !== "") {
+      obj.chatTemplate = message.chatTemplate;
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<TextFiles>): TextFiles {
+    return TextFiles.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TextFiles>): TextFiles {
+    const message = createBaseTextFiles();
+    message.tokenizer = object.tokenizer ?? "";
+    message.chatTemplate = object.chatTemplate ?? "";
     return message;
   },
 };
@@ -4676,6 +5738,34 @@ export const ProcessorServiceService = {
     responseSerialize: (value: DetokenizeResponse): Buffer => Buffer.from(DetokenizeResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): DetokenizeResponse => DetokenizeResponse.decode(value),
   },
+  /**
+   * Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+   * nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+   * worker, as Chat does. Its response is bounded in the same way.
+   */
+  render: {
+    path: "/millstream.v1.ProcessorService/Render" as const,
+    requestStream: false as const,
+    responseStream: false as const,
+    requestSerialize: (value: RenderRequest): Buffer => Buffer.from(RenderRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): RenderRequest => RenderRequest.decode(value),
+    responseSerialize: (value: RenderResponse): Buffer => Buffer.from(RenderResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): RenderResponse => RenderResponse.decode(value),
+  },
+  /**
+   * Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+   * comes in it and in later ones, in pieces of any size. Each response has the events that have come
+   * meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+   */
+  parse: {
+    path: "/millstream.v1.ProcessorService/Parse" as const,
+    requestStream: true as const,
+    responseStream: true as const,
+    requestSerialize: (value: ParseRequest): Buffer => Buffer.from(ParseRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ParseRequest => ParseRequest.decode(value),
+    responseSerialize: (value: ParseResponse): Buffer => Buffer.from(ParseResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ParseResponse => ParseResponse.decode(value),
+  },
   /** ListModels lists the served models, and whether each has all the workers it needs. */
   listModels: {
     path: "/millstream.v1.ProcessorService/ListModels" as const,
@@ -4713,6 +5803,18 @@ export interface ProcessorServiceServer extends UntypedServiceImplementation {
   tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
   /** Detokenize turns token ids into text; its response is bounded in the same way. */
   detokenize: handleUnaryCall<DetokenizeRequest, DetokenizeResponse>;
+  /**
+   * Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+   * nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+   * worker, as Chat does. Its response is bounded in the same way.
+   */
+  render: handleUnaryCall<RenderRequest, RenderResponse>;
+  /**
+   * Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+   * comes in it and in later ones, in pieces of any size. Each response has the events that have come
+   * meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+   */
+  parse: handleBidiStreamingCall<ParseRequest, ParseResponse>;
   /** ListModels lists the served models, and whether each has all the workers it needs. */
   listModels: handleUnaryCall<ListModelsRequest, ListModelsResponse>;
 }
@@ -4777,6 +5879,34 @@ export interface ProcessorServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: DetokenizeResponse) => void,
   ): ClientUnaryCall;
+  /**
+   * Render makes the prompt that Chat would make of the same `start`, with the same checks, and generates
+   * nothing: for clients that run the prompt themselves, at a worker or with Complete. It needs a connected
+   * worker, as Chat does. Its response is bounded in the same way.
+   */
+  render(
+    request: RenderRequest,
+    callback: (error: ServiceError | null, response: RenderResponse) => void,
+  ): ClientUnaryCall;
+  render(
+    request: RenderRequest,
+    metadata: Metadata,
+    callback: (error: ServiceError | null, response: RenderResponse) => void,
+  ): ClientUnaryCall;
+  render(
+    request: RenderRequest,
+    metadata: Metadata,
+    options: Partial<CallOptions>,
+    callback: (error: ServiceError | null, response: RenderResponse) => void,
+  ): ClientUnaryCall;
+  /**
+   * Parse reads an answer as Chat does with CHAT_OUTPUT_EVENTS. The first message has `reading`; the answer
+   * comes in it and in later ones, in pieces of any size. Each response has the events that have come
+   * meanwhile; the last one, after the client closes its side, has `finished`. It needs no worker.
+   */
+  parse(): ClientDuplexStream<ParseRequest, ParseResponse>;
+  parse(options: Partial<CallOptions>): ClientDuplexStream<ParseRequest, ParseResponse>;
+  parse(metadata: Metadata, options?: Partial<CallOptions>): ClientDuplexStream<ParseRequest, ParseResponse>;
   /** ListModels lists the served models, and whether each has all the workers it needs. */
   listModels(
     request: ListModelsRequest,

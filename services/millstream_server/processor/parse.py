@@ -1,0 +1,111 @@
+"""Reads an answer that didn't come from a turn of ours: the part of Chat behind the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millstream_server.formats.calls import Call
+from millstream_server.formats.events import Event
+from millstream_server.processor.answer import Answer, Reading, joined
+from millstream_server.processor.prompts import check_token_ids
+from millstream_server.processor.text.detokenizer import detokenizer
+from millstream_server.processor.text.threads import TextThreads, stop_if_gone
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.errors import InvalidRequestError
+
+MAX_ANSWER_IDS = 1 << 20
+MAX_ANSWER_CHARS = 4 << 20
+_AT_ONCE = 256
+"""Token ids that are read on the event loop, in some 2 ms."""
+_CHARS_AT_ONCE = 1024
+"""Likewise."""
+_SECONDS_PER_ID = 10e-6
+_SECONDS_PER_CHAR = 5e-6
+
+
+class ParsedAnswer:
+    """One answer, in pieces of any size, as text or as token ids.
+
+    Order of calls: `add_ids` or `add_text` any number of times, `finish` once. Each returns the
+    events that have come.
+    """
+
+    def __init__(self, text: TextModel, reading: Reading, threads: TextThreads) -> None:
+        self._answer = Answer(reading, shows_special=False)
+        self._detokenizer = detokenizer(text)
+        self._vocab_size = text.vocab_size
+        self._threads = threads
+        self._step = 1 if reading.one_call else _CHARS_AT_ONCE
+        """Characters that are read before it is asked whether the answer ends there."""
+        self._over = False
+        self._ids = 0
+        self._chars = 0
+
+    async def add_ids(self, ids: Sequence[int], field: str) -> list[Event]:
+        """Read on; errors name ``field``.
+
+        Raises:
+            InvalidRequestError: the answer is of text, too long, or an id is no token.
+        """
+        self._ids += len(ids)
+        if self._chars:
+            raise _mixed(field)
+        if self._ids > MAX_ANSWER_IDS:
+            raise InvalidRequestError.of(field, f"at most {MAX_ANSWER_IDS} in all")
+
+        def work() -> list[Event]:
+            check_token_ids(ids, self._vocab_size, field)
+            for count, token_id in enumerate(ids):
+                if not count % _AT_ONCE:
+                    stop_if_gone()
+                self._push(self._detokenizer.push((token_id,)), (token_id,))
+            return joined(self._answer.take())
+
+        if len(ids) <= _AT_ONCE:
+            return work()
+        return await self._threads.run(work, len(ids) * _SECONDS_PER_ID)
+
+    async def add_text(self, piece: str, field: str) -> list[Event]:
+        """Read on; errors name ``field``.
+
+        Raises:
+            InvalidRequestError: the answer is of token ids, or too long.
+        """
+        self._chars += len(piece)
+        if self._ids:
+            raise _mixed(field)
+        if self._chars > MAX_ANSWER_CHARS:
+            raise InvalidRequestError.of(field, f"at most {MAX_ANSWER_CHARS} characters in all")
+
+        def work() -> list[Event]:
+            for start in range(0, len(piece), self._step):
+                stop_if_gone()
+                self._push(piece[start : start + self._step], ())
+            return joined(self._answer.take())
+
+        if len(piece) <= _CHARS_AT_ONCE:
+            return work()
+        return await self._threads.run(work, len(piece) * _SECONDS_PER_CHAR)
+
+    def finish(self) -> list[Event]:
+        """End the answer; return what was held back."""
+        self._push(self._detokenizer.flush(), ())
+        self._answer.finish()
+        return joined(self._answer.take())
+
+    def _push(self, text: str, ids: Sequence[int]) -> None:
+        if not self._over:
+            self._over = self._answer.push(text, ids)
+
+    @property
+    def whole_calls(self) -> Sequence[Call]:
+        """All calls; empty if they are too large for one message."""
+        return self._answer.whole_calls
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._answer.reasoning_tokens
+
+
+def _mixed(field: str) -> InvalidRequestError:
+    return InvalidRequestError.of(field, "an answer is of token ids or of text, not of both")

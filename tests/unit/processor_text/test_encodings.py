@@ -1,0 +1,92 @@
+"""Chat encodings of ours, for checkpoints whose own is code: equal to the makers'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream_server.processor.text.encodings import Encoding, find_encoding
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.template import ChatTemplate
+from millstream_server.processor.text.vocabularies.finding import find
+from millstream_server.runtime.errors import InvalidRequestError
+from tests.support.models.encoding_goldens import CONVERSATIONS, GOLDENS, TOOLS
+
+CASES = [
+    golden
+    for file in sorted(GOLDENS.glob("*.json"))
+    for golden in json.loads(file.read_text("utf-8"))
+]
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def encoding(name: str, tmp_path: Path) -> Encoding:
+    """Return the encoding of a folder that looks like such a checkpoint."""
+    maker, _, version = name.partition("-")
+    if maker == "mistral":
+        (tmp_path / "tekken.json").write_text(json.dumps({"config": {"version": version}}))
+    else:
+        (tmp_path / "tokenizer.json").write_text("{}")
+    found = find_encoding(find(tmp_path), {"model_type": "deepseek_v32"})
+    assert found is not None
+    assert found.name == name
+    return found
+
+
+def messages(given: list[dict[str, Any]], *, reasons: bool) -> list[ChatMessage]:
+    return [
+        ChatMessage(
+            ChatRole(said["role"]),
+            said["content"],
+            tuple(
+                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in said.get("tool_calls", ())
+            ),
+            said.get("tool_call_id", ""),
+            reasoning="hm" if reasons and said["role"] == "assistant" else "",
+        )
+        for said in given
+    ]
+
+
+def tools() -> list[Tool]:
+    functions = [tool["function"] for tool in TOOLS]
+    return [Tool(f["name"], f["description"], json.dumps(f["parameters"])) for f in functions]
+
+
+@pytest.mark.parametrize(
+    "golden", CASES, ids=lambda g: f"{g['encoding']}, {g['conversation']}, {g['variables']}"
+)
+def test_a_prompt_is_the_makers(golden: dict[str, Any], tmp_path: Path) -> None:
+    given, with_tools = CONVERSATIONS[golden["conversation"]]
+    template = ChatTemplate({"default": encoding(golden["encoding"], tmp_path).template}, NAMES)
+    prompt = template.render(
+        messages(given, reasons=golden["variables"].get("thinking", False)),
+        tools() if with_tools else (),
+        variables=golden["variables"],
+    )
+    assert prompt == golden["prompt"]
+
+
+def test_there_are_goldens_of_each_encoding() -> None:
+    assert {golden["encoding"] for golden in CASES} == {
+        "deepseek-v3.2",
+        *(f"mistral-v{version}" for version in (3, 7, 11, 13)),
+    }
+
+
+def test_an_unknown_version_or_model_has_no_encoding(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text('{"config": {"version": "v99"}}')
+    assert find_encoding(find(tmp_path), {}) is None
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert find_encoding(find(tmp_path), {"model_type": "llama"}) is None
+
+
+def test_a_result_without_its_call_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    template = ChatTemplate({"default": encoding("deepseek-v3.2", tmp_path).template}, {})
+    stray = [ChatMessage(ChatRole.USER, "hi"), ChatMessage(ChatRole.TOOL, "x", tool_call_id="1")]
+    with pytest.raises(InvalidRequestError, match="must follow the answer with its call"):
+        template.render(stray)
