@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import regex
+import regex  # type: ignore[import-untyped]  # it has no types
 
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.model_files import UnusableModelError
