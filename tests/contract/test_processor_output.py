@@ -361,8 +361,13 @@ async def test_text_is_served_without_workers(text_model: TextModel) -> None:
         assert list(tokens.token_ids) == [A]
         models = (await front.stub.ListModels(processor_pb2.ListModelsRequest())).models
         tasks = [processor_pb2.MODEL_TASK_CHAT, processor_pb2.MODEL_TASK_COMPLETE]
+        files = processor_pb2.TextFiles(
+            tokenizer="tokenizer.json", chat_template="the checkpoint's"
+        )
         assert models == [
-            processor_pb2.ServedModel(name=MODEL, context_length=4096, chat=True, default_of=tasks)
+            processor_pb2.ServedModel(
+                name=MODEL, context_length=4096, chat=True, default_of=tasks, text_files=files
+            )
         ]
 
 

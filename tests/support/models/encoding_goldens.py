@@ -30,7 +30,7 @@ def _said(role: str, content: str, **more: Any) -> dict[str, Any]:
 
 
 _PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "où"}}}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {"name": name, "description": about, "parameters": _PARAMETERS},
@@ -68,7 +68,7 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool]] = {
 def deepseek() -> list[dict[str, Any]]:
     found_at = importlib.util.find_spec("sglang")
     assert found_at is not None
-    (package,) = found_at.submodule_search_locations or ()
+    (package,) = found_at.submodule_search_locations or [""]
     # By its path: what is around it needs an engine's packages.
     file = Path(package) / "srt" / "entrypoints" / "openai" / "encoding_dsv32.py"
     spec = importlib.util.spec_from_file_location(file.stem, file)

@@ -3060,7 +3060,7 @@ type TextFiles struct {
 
 	// The tokenizer's kind and file: "tiktoken: tiktoken.model".
 	Tokenizer string `protobuf:"bytes,1,opt,name=tokenizer,proto3" json:"tokenizer,omitempty"`
-	// Where its chat template is from: "the checkpoint's", "deepseek-v3.2: the checkpoint's encoding is code";
+	// Whose its chat template is: "the checkpoint's", "ours, mistral-v7: tekken.json has the version v7";
 	// empty: it has none.
 	ChatTemplate string `protobuf:"bytes,2,opt,name=chat_template,json=chatTemplate,proto3" json:"chat_template,omitempty"`
 }

@@ -1556,7 +1556,7 @@ class TextFiles(_message.Message):
     tokenizer: _builtins.str
     """The tokenizer's kind and file: "tiktoken: tiktoken.model"."""
     chat_template: _builtins.str
-    """Where its chat template is from: "the checkpoint's", "deepseek-v3.2: the checkpoint's encoding is code";
+    """Whose its chat template is: "the checkpoint's", "ours, mistral-v7: tekken.json has the version v7";
     empty: it has none.
     """
     def __init__(

@@ -1,4 +1,4 @@
-"""Chat encodings of checkpoints without a chat template: the maker's code has it, and isn't run.
+"""Chat encodings of checkpoints without a template: the maker's code says how, and isn't run.
 
 Each is a template beside this file, rendered as any model's own.
 """

@@ -44,12 +44,9 @@ def read_sentencepiece(file: Path, names: Mapping[str, Any]) -> Vocabulary:
     _normalize(tokenizer, proto, whole=kind == _BPE)
     _add_tokens(tokenizer, proto)
     spec = proto.trainer_spec
-    named = (
-        ("bos_token", spec.bos_id, spec.bos_piece),
-        ("eos_token", spec.eos_id, spec.eos_piece),
-        ("unk_token", spec.unk_id, spec.unk_piece),
-    )
-    found = {name: piece for name, token_id, piece in named if token_id >= 0}
+    ends = {"bos_token": (spec.bos_id, spec.bos_piece), "eos_token": (spec.eos_id, spec.eos_piece)}
+    found = {name: piece for name, (token_id, piece) in ends.items() if token_id >= 0}
+    found["unk_token"] = spec.unk_piece
     if "bos_token" in found and names.get("add_bos_token", True):
         put_bos_first(tokenizer, found["bos_token"])
     return Vocabulary(tokenizer=tokenizer, special_tokens=found)
@@ -107,14 +104,12 @@ def _normalize(tokenizer: Tokenizer, proto: Any, *, whole: bool) -> None:
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     behind = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if whole:
-        steps += [normalizers.Prepend(_SPACE)] if prefix else []
-        steps.append(normalizers.Replace(" ", _SPACE))
-    else:
-        scheme = "always" if prefix else "never"
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    if steps:
-        tokenizer.normalizer = normalizers.Sequence(steps)
+    if prefix:
+        steps.append(normalizers.Prepend(_SPACE))  # also before a space, which Metaspace doesn't
+    steps.append(normalizers.Replace(" ", _SPACE))
+    if not whole:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.normalizer = normalizers.Sequence(steps)
     if prefix:
         behind.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(behind)

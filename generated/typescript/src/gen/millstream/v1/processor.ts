@@ -847,7 +847,7 @@ export interface TextFiles {
   /** The tokenizer's kind and file: "tiktoken: tiktoken.model". */
   tokenizer: string;
   /**
-   * Where its chat template is from: "the checkpoint's", "deepseek-v3.2: the checkpoint's encoding is code";
+   * Whose its chat template is: "the checkpoint's", "ours, mistral-v7: tekken.json has the version v7";
    * empty: it has none.
    */
   chatTemplate: string;
