@@ -19,7 +19,7 @@ _ROLES = {
     if role
 }
 _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning")
-_TOOL = ("name", "description", "parameters")
+_TOOL = ("name", "description", "parameters", "strict")
 _MEDIA: Mapping[str, type[Image | Video]] = {"image_url": Image, "video_url": Video}
 Tool = chat_pb2.ChatTool | Mapping[str, Any] | Callable[..., Any] | Function
 """A tool, a dict in OpenAI's shape, or a Python function."""
@@ -133,14 +133,13 @@ def _tool(given: Any) -> chat_pb2.ChatTool:
     described = given.get("function")
     if described is None:
         described = {key: value for key, value in given.items() if key != "type"}
-    if described.get("strict"):
-        raise ValueError("'strict' of a tool can't be kept: leave it out")
-    _check(described, _TOOL, "a tool", ignored=("strict",))
+    _check(described, _TOOL, "a tool")
     parameters = described.get("parameters")
     return chat_pb2.ChatTool(
         name=described["name"],
         description=described.get("description") or "",
         parameters_json_schema=json.dumps(parameters) if parameters else "",
+        strict=bool(described.get("strict")),
     )
 
 

@@ -40,6 +40,8 @@ from millstream_server.engines.registry import (
     Engines,
     adapter,
 )
+from millstream_server.processor.text.vocabularies.finding import find
+from millstream_server.processor.text.vocabularies.vocabulary import BrokenVocabularyError
 from millstream_server.runtime.settings import SettingsError
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
@@ -207,9 +209,11 @@ def check_model(directory: Path | None) -> Finding:
             "give --model DIR, a directory with config.json, *.safetensors, tokenizer.json and a "
             "chat template",
         )
-    missing = [
-        name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()
-    ]
+    missing = [] if (directory / "config.json").is_file() else ["config.json"]
+    try:
+        find(directory)
+    except BrokenVocabularyError:
+        missing.append("tokenizer.json")
     missing += _missing_weights(directory)
     if missing:
         return miss(

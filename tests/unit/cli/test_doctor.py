@@ -36,6 +36,11 @@ def test_a_missing_file_is_named(model: Path, name: str) -> None:
     assert name in finding.what
 
 
+def test_another_kind_of_vocabulary_is_enough(model: Path) -> None:
+    (model / "tokenizer.json").rename(model / "tekken.json")
+    assert check_model(model).level is Level.OK
+
+
 def test_missing_weights(model: Path) -> None:
     for weights in model.glob("*.safetensors"):
         weights.unlink()

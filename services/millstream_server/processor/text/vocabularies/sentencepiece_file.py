@@ -102,7 +102,11 @@ def _normalize(tokenizer: Tokenizer, proto: Any, *, whole: bool) -> None:
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        # Not Strip, which takes other blanks than spaces too.
+        steps += [
+            normalizers.Replace(Regex(r"\A +| +\z"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
     behind = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(normalizers.Prepend(_SPACE))  # also before a space, which Metaspace doesn't
