@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from h2.errors import ErrorCodes
 
 from millstream_server.runtime.errors import (
-    Code,
     DeadlinePassedError,
     Failure,
     MalformedMessageError,
@@ -19,7 +18,7 @@ from millstream_server.runtime.errors import (
     StatusError,
 )
 from millstream_server.runtime.rpc.call import CertificateName
-from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.telemetry.log import get_log
@@ -160,7 +159,7 @@ class Stream(ServedCall):
         if self._life is Life.WAITS:
             self._leave(error)
         elif isinstance(error, (ServingError, StatusError)):
-            self._send_status(error.code, error.message, (*self.trailers, *to_trailers(error)))
+            self._send_failure(error)
         if self._life is not Life.OVER:
             self._end()
         if self._task is not None:
@@ -168,11 +167,12 @@ class Stream(ServedCall):
 
     def _leave(self, error: BaseException) -> None:
         """Leave the layers of an RPC that no handler has served, and send the status."""
-        self._context.run(self._method.give_up, self, error, self._send_status)
+        self._context.run(self._method.give_up, self, error, self._send_failure)
 
-    def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
+    def _send_failure(self, failure: Failure) -> None:
         if self._life is not Life.OVER:
-            self.sender.send_trailers(status_headers(code, message, trailers))
+            trailers = (*self.trailers, *to_trailers(failure))
+            self.sender.send_trailers(status_headers(failure.code, failure.message, trailers))
             self._end()
 
     def _end(self) -> None:
@@ -243,7 +243,7 @@ class Stream(ServedCall):
             self.sender.send_trailers(ok_headers(self.trailers))
             self._end()
 
-    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
+    async def abort(self, failure: Failure) -> None:
         if self._life is Life.OVER:
             raise CallOverError
-        self._send_status(code, message, trailers)
+        self._send_failure(failure)
