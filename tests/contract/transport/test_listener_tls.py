@@ -52,7 +52,7 @@ def mount(tmp_path: Path, authority: Authority) -> SecretMount:
 async def test_http2_over_tls_is_chosen_in_the_handshake(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.probes._LINGER_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.http1._LINGER_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(tls=tls) as server:
         reader, writer = await server.connect(trusting(mount, "http/1.1", "h2"))

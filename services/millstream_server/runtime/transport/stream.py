@@ -8,8 +8,6 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from h2.errors import ErrorCodes
-
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     Failure,
@@ -67,6 +65,8 @@ class Stream(ServedCall):
     metadata: Sequence[tuple[str, str | bytes]]
     peer: str
     certificate_names: Sequence[CertificateName] | None
+    inbox: Inbox
+    sender: Sender
 
     def __init__(
         self, connection: Connection, stream_id: int, head: RequestHead, method: Method
@@ -81,9 +81,7 @@ class Stream(ServedCall):
         self.begun_s = connection.loop.time()
         self.limit_s = method.first_message_s or connection.options.first_message_s
         """Longest wait for its first message; None: for ever."""
-        most = method.max_request_bytes or connection.options.max_receive_bytes
-        self.inbox = Inbox(connection, stream_id, head.encoding, most, method.parse)
-        self.sender = Sender(connection, stream_id, method.serialize)
+        self._make_parts(connection, head, method)
         self.read, self.write = self.inbox.read, self.sender.write  # no call in between
         self.send_from, self.ready = self.sender.send_from, self.sender.ready
         self._life = Life.NEW
@@ -92,6 +90,11 @@ class Stream(ServedCall):
         self._deadline_s = None if head.timeout_s is None else self.begun_s + head.timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._context = contextvars.copy_context()  # what layers set is for this RPC only
+
+    def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
+        most = method.max_request_bytes or connection.options.max_receive_bytes
+        self.inbox = Inbox(connection, self.id, head.encoding, most, method.parse)
+        self.sender = Sender(connection, connection.h2.streams[self.id], self.id, method.serialize)
 
     @property
     def time_left_s(self) -> float | None:
@@ -133,7 +136,7 @@ class Stream(ServedCall):
             self._leave(self.failure or asyncio.CancelledError())
         if self._life is not Life.OVER:
             self._end()
-            self._connection.h2.reset(self.id, ErrorCodes.INTERNAL_ERROR)
+            self.sender.reset()
 
     def fail(self, failure: Failure) -> None:
         """See `ServedCall`; without a handler its status is sent now."""
@@ -188,6 +191,11 @@ class Stream(ServedCall):
         self._connection.over(self.id)
 
     # ---- requests --------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._life is Life.OVER
 
     @property
     def all_read(self) -> bool:
