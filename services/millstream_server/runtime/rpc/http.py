@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 from millstream_server.runtime.errors import (
     Code,
     Failure,
-    InvalidRequestError,
+    StatusError,
     UnknownMethodError,
 )
 from millstream_server.runtime.request_id import MAX_REQUEST_ID_BYTES, new_request_id
@@ -26,7 +26,7 @@ SERVICE = "http"
 REQUEST_ID = "x-request-id"
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
-_RETRIED = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE)
+_RETRIED = (429, 503)
 _ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_BYTES}}}").fullmatch
 _LONGEST_PATH = 200
 STATUSES: Mapping[Code, int] = {
@@ -51,8 +51,12 @@ _TOO_LARGE = 413
 Headers = Sequence[tuple[str, str]]
 
 
-class BodyTooLargeError(InvalidRequestError):
+class BodyTooLargeError(StatusError):
     """The body has more bytes than the server takes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        most = f"the {most_bytes} bytes that this server takes (--max-receive-bytes)"
+        super().__init__(Code.RESOURCE_EXHAUSTED, f"the body has more than {most}")
 
 
 class HttpCall(Call, Protocol):
@@ -159,7 +163,7 @@ def status_of(failure: Failure) -> int:
 
 def retry_after(failure: Failure) -> Headers:
     """Return the header that says when to retry: whole seconds, at least one (RFC 9110)."""
-    if failure.code not in _RETRIED:
+    if status_of(failure) not in _RETRIED:
         return ()
     delay_s = getattr(failure, "retry_delay_s", None) or 1.0
     return (("retry-after", str(max(1, -int(-delay_s // 1)))),)

@@ -58,8 +58,7 @@ class Body(Inbox):
         """
         self._uncredited += nbytes
         if len(self._buffer) + len(data) > self._most:
-            most = f"the {self._most} bytes that this server takes (--max-receive-bytes)"
-            raise BodyTooLargeError(f"the body has more than {most}")
+            raise BodyTooLargeError(self._most)
         self._buffer += data
         return 0
 
