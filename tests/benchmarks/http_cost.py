@@ -61,7 +61,7 @@ class HttpStream:
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         began = time.perf_counter()
-        self._writer.write(head.encode() + b"\r\n\r\n" + body)
+        self._writer.write(head.encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200"), answer
         first_s, events, last = 0.0, 0, b""
