@@ -206,12 +206,24 @@ async def test_a_body_that_does_not_come_and_an_idle_connection_are_ended(
     async with raw(service.port) as idle:
         idle.send(post("/echo"))
         assert (await idle.response())[0] == 200
-        *_, last = await _connections(service, 1)
+        (last,) = set(service.server.connections) - {connection}
         last.tick(asyncio.get_running_loop().time() + 600)
         idle.send(post("/echo"))
         assert (await idle.response())[0] == 200
         last.tick(asyncio.get_running_loop().time() + 700)
         assert await idle.closed()
+
+
+async def test_an_old_connection_ends_behind_its_next_response() -> None:
+    options = replace(OPTIONS, max_connection_age_s=60.0)
+    async with http_service(options) as service, raw(service.port) as wire:
+        wire.send(post("/echo"))
+        assert "connection" not in (await wire.response())[1]
+        (connection,) = service.server.connections
+        connection.tick(asyncio.get_running_loop().time() + 70)
+        wire.send(post("/echo"))
+        assert (await wire.response())[1]["connection"] == "close"
+        assert await wire.closed()
 
 
 async def _connections(service: HttpService, count: int) -> list[Any]:

@@ -282,7 +282,7 @@ class Http1Connection(asyncio.Protocol):
         """Check times; called about once a second."""
         if now_s >= self._leaves_s:
             self._leaves_s = math.inf
-            self.drain()
+            self.takes_no_more = True  # the next response says so: its client may be sending now
         for stream in list(self.silent.values()):
             if stream.limit_s is not None and now_s - stream.begun_s >= stream.limit_s:
                 stream.fail(no_first_message(stream.limit_s))
