@@ -65,14 +65,22 @@ class HttpStream:
         answer = await self._reader.readuntil(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200"), answer
         first_s, events, last = 0.0, 0, b""
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            piece = await self._reader.readexactly(size + 2)
+        async for piece in self._pieces(answer):
             first_s = first_s or time.perf_counter() - began
             events += piece.count(b'"delta":{"')
             last = last[-400:] + piece
-        await self._reader.readexactly(2)
         used = json.loads(last[last.rindex(b'"usage":{') + 8 : last.rindex(b"}\n\ndata: [DONE]")])
         return first_s, used["completion_tokens"], events
+
+    async def _pieces(self, head: bytes) -> AsyncIterator[bytes]:
+        """Yield a body's chunks; one whose first piece was its last has a length instead."""
+        _, said, length = head.partition(b"content-length: ")
+        if said:
+            yield await self._reader.readexactly(int(length.partition(b"\r\n")[0]))
+            return
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            yield await self._reader.readexactly(size + 2)
+        await self._reader.readexactly(2)
 
 
 @contextlib.asynccontextmanager
