@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millstream_server.processor.http import schema
+from millstream_server.processor.http import anthropic_schema, schema
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import InvalidRequestError
@@ -35,6 +35,11 @@ def test_the_tables_have_every_field_and_no_other() -> None:
     refused = {*schema.UNSUPPORTED, "best_of"}
     assert _named("## Fields", "These are refused") == known - refused
     assert _named("These are refused by name", "## Answers") == refused
+
+
+def test_the_table_of_messages_has_every_field_and_no_other() -> None:
+    fields = {field.name for field in msgspec.structs.fields(anthropic_schema.Messages)}
+    assert _named("## Anthropic's Messages", "- A block is closed") == fields
 
 
 def test_the_codes_are_those_that_are_sent() -> None:

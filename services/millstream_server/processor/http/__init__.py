@@ -1,1 +1,1 @@
-"""The HTTP API on the public port: OpenAI's endpoints over the same pipeline as gRPC's Chat."""
+"""The HTTP API on the public port: OpenAI's and Anthropic's endpoints over gRPC's pipeline."""

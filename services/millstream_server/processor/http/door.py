@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,33 +9,28 @@ from typing import Any
 import msgspec
 
 from millstream_server.generation.request import LogprobOptions
-from millstream_server.processor.conversation import (
-    Caller,
-    Completion,
-    Conversation,
-    DrainNotice,
-    UserTurn,
-)
+from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import requests, schema
+from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
+from millstream_server.processor.http.chats import Asked, is_read, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
 from millstream_server.processor.output import PulledOutput
-from millstream_server.processor.turn import Turn
-from millstream_server.runtime.errors import InvalidRequestError, ServingError
+from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall
 
-_CHATS = schema.reader(schema.Chat)
-_COMPLETIONS = schema.reader(schema.Completion)
+_CHATS = msgspec.json.Decoder(schema.Chat)
+_COMPLETIONS = msgspec.json.Decoder(schema.Completion)
 _DEFAULT_MAX_TOKENS = 16
 """Of a completion that names none, as OpenAI has it."""
 
 
 class Door:
-    """Serves OpenAI's API; one per process."""
+    """Serves OpenAI's API, and registers Anthropic's; one per process."""
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
@@ -49,7 +43,7 @@ class Door:
             Endpoint("POST", "/v1/completions", self.complete, refuse),
             Endpoint("GET", "/v1/models", self.models, refuse),
         ]
-        server.serve_http(endpoints, refuse)
+        server.serve_http([*endpoints, *Anthropic(self._core).endpoints()], refuse)
 
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
@@ -63,48 +57,21 @@ class Door:
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
         asked = schema.read(_CHATS, body)
-        core = self._core
-        conversation = Conversation(core.media.uploads, core.work)
-        try:
-            self._fill(conversation, asked, call)
-            core.front.begin_call()
-            try:
-                said = await conversation.next_turn()
-                if said is None or isinstance(said, DrainNotice):
-                    raise InvalidRequestError.of("messages", "are missing")
-                output = _output(ChatShape(), asked, call)
-                turn = await core.answer(conversation, said, Caller.of(call), call, output)
-                await self._send(turn, output, call)
-            finally:
-                core.front.end_call()
-        finally:
-            conversation.close()
-
-    def _fill(self, conversation: Conversation, asked: schema.Chat, call: HttpCall) -> None:
-        """Add the request to a conversation that is new, as its one turn."""
-        conversation.model = asked.model
-        conversation.request_id = call.request_id
-        conversation.tools = requests.tools_of(asked)
-        conversation.answers = requests.answers_of(asked, events=self._is_read(asked))
-        options = requests.chat_options(asked)
-        messages = requests.messages_of(asked, conversation)
-        conversation.add(UserTurn(messages, options, "messages"))
-        conversation.close_input()
+        output = _output(ChatShape(), asked, call)
+        chat = Asked(
+            model=asked.model,
+            tools=requests.tools_of(asked),
+            answers=requests.answers_of(asked, events=self._is_read(asked)),
+            options=requests.chat_options(asked),
+            messages=lambda conversation: requests.messages_of(asked, conversation),
+        )
+        await run(self._core, chat, output, call)
 
     def _is_read(self, asked: schema.Chat) -> bool:
-        """Whether reasoning, text and calls are to be told apart in the answer.
-
-        Not where it can have one of them only: of JSON that a grammar makes from the first token
-        on, and of models that write text alone.
-        """
-        if asked.tools and asked.tool_choice != "none":
-            return True
-        if asked.response_format is not None and asked.response_format.type != "text":
-            return False
-        with contextlib.suppress(ServingError):  # the turn will say it
-            form = self._core.models.served(asked.model).answer_format
-            return form is not None and bool(form.form.reasoning)
-        return False
+        told = bool(asked.tools) and asked.tool_choice != "none"
+        form = asked.response_format
+        constrained = form is not None and form.type != "text"
+        return is_read(self._core, asked.model, told_tools=told, constrained=constrained)
 
     async def complete(self, body: bytes, call: HttpCall) -> None:
         asked = schema.read(_COMPLETIONS, body)
@@ -113,13 +80,7 @@ class Door:
             output = _output(CompletionShape(), asked, call)
             completion = _completion(asked, call.request_id)
             turn = await core.complete(completion, Caller.of(call), call, output)
-            await self._send(turn, output, call)
-
-    async def _send(self, turn: Turn, output: PulledOutput, call: HttpCall) -> None:
-        try:
-            await call.send_from(output)
-        finally:
-            self._core.end(turn)
+            await send(core, turn, output, call)
 
 
 def _output(shape: Shape, asked: schema.Generation, call: HttpCall) -> PulledOutput:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from millstream_server.runtime.errors import Failure, ServingError
+from millstream_server.runtime.errors import Failure, FieldViolation, ServingError
 from millstream_server.runtime.rpc.http import Refusal, retry_after, status_of
 
 _TYPES = {
@@ -69,12 +69,21 @@ def refuse(failure: Failure) -> Refusal:
 def _error(failure: Failure, status: int) -> _Error:
     server = status >= _SERVER_FAULT
     kind = _TYPES.get(status, "server_error" if server else "invalid_request_error")
-    violations: Any = failure.violations if isinstance(failure, ServingError) else ()
-    message, param = renamed(failure.message), None
-    if violations:
-        param = renamed(violations[0].field)
-        message = "; ".join(f"{renamed(v.field)}: {renamed(v.description)}" for v in violations)
-    return _Error(message, kind, param, _code(failure))
+    violations = _violations(failure)
+    param = renamed(violations[0].field) if violations else None
+    return _Error(sentence(failure), kind, param, _code(failure))
+
+
+def sentence(failure: Failure) -> str:
+    """Return what a failure says, in the names of this API."""
+    violations = _violations(failure)
+    if not violations:
+        return renamed(failure.message)
+    return "; ".join([f"{renamed(v.field)}: {renamed(v.description)}" for v in violations])
+
+
+def _violations(failure: Failure) -> Sequence[FieldViolation]:
+    return failure.violations if isinstance(failure, ServingError) else ()
 
 
 def _code(failure: Failure) -> str:

@@ -125,13 +125,14 @@ def tools_of(asked: schema.Chat) -> list[Tool]:
         Tool(
             tool.function.name,
             tool.function.description or "",
-            _schema_text(bytes(tool.function.parameters)),
+            schema_text(bytes(tool.function.parameters)),
         )
         for tool in asked.tools or ()
     ]
 
 
-def _schema_text(raw: bytes) -> str:
+def schema_text(raw: bytes) -> str:
+    """Return a tool's JSON Schema as text; null is none."""
     return "" if raw == b"null" else raw.decode()
 
 
@@ -241,7 +242,18 @@ def _media(modality: Modality, url: str, path: str, conversation: Conversation) 
         if url[:5].lower() == "data:":
             raise InvalidRequestError.of(path, "a data URL needs ;base64")
         return MediaPart(modality, path, url=url)
-    encoded = url[head.end() :]
+    return media_in_base64(modality, url[head.end() :], path, conversation)
+
+
+def media_in_base64(
+    modality: Modality, encoded: str, path: str, conversation: Conversation
+) -> MediaPart:
+    """Decode a file, which counts as held by the conversation.
+
+    Raises:
+        InvalidRequestError: it isn't base64.
+        OverloadedError: there is no memory for it.
+    """
     conversation.uploads.hold.take(len(encoded) * 3 // 4)
     try:
         return MediaPart(modality, path, data=base64.b64decode(encoded, validate=True))

@@ -13,7 +13,7 @@ import msgspec
 
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
-T = TypeVar("T", bound="Generation")
+T = TypeVar("T")
 
 _AT = re.compile(r"(?P<why>.*?) - at `\$\.?(?P<path>[^`]*)`", re.DOTALL)
 
@@ -230,13 +230,12 @@ _INSTEAD = {
 }
 
 
-def reader(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """Make what reads bodies of a kind."""
-    return msgspec.json.Decoder(kind)
-
-
-def read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Read a body.
+def read(
+    decoder: msgspec.json.Decoder[T],
+    body: bytes,
+    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
+) -> T:
+    """Read a body; ``unsupported`` is as `UNSUPPORTED`.
 
     Raises:
         InvalidRequestError: it is no JSON, or a field has another type; or
@@ -250,7 +249,7 @@ def read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise InvalidRequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deep") from None
-    for name, nothing in UNSUPPORTED.items():
+    for name, nothing in unsupported.items():
         if getattr(found, name, None) not in nothing:
             why = f"is not supported by this server{_INSTEAD.get(name, '')}"
             raise UnsupportedFeatureError.of(name, why)
