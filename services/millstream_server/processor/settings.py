@@ -98,7 +98,7 @@ class ProcessorSettings(ServiceSettings):
     )
     http: bool = setting(
         default=True,
-        help="also serve OpenAI's and Anthropic's APIs over HTTP, on the same port (docs/openai.md)",
+        help="also serve OpenAI's and Anthropic's APIs over HTTP, on this port (docs/openai.md)",
     )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"
