@@ -42,6 +42,25 @@ async def test_the_answer_is_the_same_as_grpcs(tmp_path: Path) -> None:
     assert response.json["usage"]["prompt_tokens"] == by_grpc.usage.prompt_tokens
 
 
+async def test_so_is_that_of_messages(tmp_path: Path) -> None:
+    model = make_vision_model(tmp_path / "qwen", "qwen2_5_vl")
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(RED).decode()}
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": "See "},
+        {"type": "image", "source": source},
+    ]
+    asked = {"messages": [{"role": "user", "content": parts}], "max_tokens": 6}
+    async with media_suite(model) as suite:
+        by_grpc = await chat(suite.stub, messages=[user("See ", image(RED))], opts=options(6))
+        response = await ask(suite.front.port, "/v1/messages", asked)
+        refused = await ask(suite.front.port, "/v1/messages/count_tokens", asked)
+    assert response.status == 200, response.body
+    (block,) = response.json["content"]
+    assert block["text"] == by_grpc.text
+    assert refused.status == 400
+    assert "images can't be counted" in refused.json["error"]["message"]
+
+
 @pytest.mark.parametrize("where", ["https://example.org/a.png", "file:///a.png"])
 async def test_urls_are_fetched_only_if_the_operator_allows_it(tmp_path: Path, where: str) -> None:
     model = make_vision_model(tmp_path / "qwen", "qwen2_5_vl")

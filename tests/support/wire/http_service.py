@@ -21,6 +21,7 @@ from millstream_server.runtime.rpc.http import (
     status_of,
 )
 from millstream_server.runtime.rpc.serving import Rpcs
+from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
 
@@ -97,7 +98,9 @@ def say(failure: Failure) -> Refusal:
 
 @contextlib.asynccontextmanager
 async def http_service(
-    options: TransportOptions = OPTIONS, layers: Sequence[Layer] = ()
+    options: TransportOptions = OPTIONS,
+    layers: Sequence[Layer] = (),
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[HttpService]:
     rpcs = Rpcs(layers)
     server = H2Server(rpcs, options, lambda: Health({"": True, "liveness": True}))
@@ -107,7 +110,7 @@ async def http_service(
         for serve in (service.echo, service.events, service.whole, service.hang, service.busy)
     ]
     server.endpoints = Endpoints(rpcs, endpoints, say)
-    service.port = server.bind("127.0.0.1:0")
+    service.port = server.bind("127.0.0.1:0", tls)
     await server.start()
     try:
         yield service
