@@ -214,6 +214,22 @@ async def test_a_body_that_does_not_come_and_an_idle_connection_are_ended(
         assert await idle.closed()
 
 
+async def test_a_reset_while_a_refusal_is_sent_harms_nobody(
+    service: HttpService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(_: object) -> None:
+        raise OSError(107, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", gone)
+    service.server.bounds.work.turn_s = 0.0  # so its bytes wait for a turn with others'
+    async with raw(service.port) as broken, raw(service.port) as other:
+        broken.send(b"nonsense\r\n\r\n")
+        assert (await broken.response())[0] == 400
+        other.send(post("/echo"))
+        assert (await other.response())[0] == 200
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
+
+
 async def test_an_old_connection_ends_behind_its_next_response() -> None:
     options = replace(OPTIONS, max_connection_age_s=60.0)
     async with http_service(options) as service, raw(service.port) as wire:

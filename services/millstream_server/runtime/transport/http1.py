@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Method, no_first_message
+from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.headers import RequestHead
 from millstream_server.runtime.transport.http1_output import Http1Sender, head
 from millstream_server.runtime.transport.http1_requests import (
@@ -27,6 +29,8 @@ from millstream_server.runtime.transport.sockets import certificate_names, peer_
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.server import H2Server
+
+log = get_log(__name__)
 
 _NOT_COUNTED_BYTES = 1024
 _IDLE_S = 620.0
@@ -139,7 +143,8 @@ class Http1Connection(asyncio.Protocol):
         self._stop()
         self.out.flush()
         if linger and self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the caller has reset it
+                self._transport.write_eof()
         else:
             self._transport.close()
         self.loop.call_later(_LINGER_S, self._transport.abort)
@@ -155,6 +160,10 @@ class Http1Connection(asyncio.Protocol):
             self._begin_next()
         except BrokenError as error:
             self._refuse(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug must end this connection only
+            log.error("a connection failed", error=error, peer=self.peer)
+            self.abort()
             return False
         if not begun:
             self._since_s = self.loop.time()
