@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,8 +12,6 @@ import pytest
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2, sampling_pb2
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_testing.alphabet import alphabet_model
-from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
 from tests.support.processor.chats import (
     Answer,
     Conversation,
@@ -28,55 +22,29 @@ from tests.support.processor.chats import (
     tool_results,
     user_turn,
 )
+from tests.support.processor.reading import CALL, SPOKEN, reading_model, serving
 from tests.support.processor.saying import saying
 from tests.support.wire.failures import refusal
 
 EVENTS = processor_pb2.CHAT_OUTPUT_EVENTS
 CALLS = generation_pb2.FINISH_REASON_TOOL_CALLS
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% for m in messages %}"
-    "{{ m.role }}:{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}"
-    "[{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
-    "|{% endfor %}{% if enable_thinking is defined and not enable_thinking %}no {% endif %}<think>"
-)
 TOOLS = [
     chat_pb2.ChatTool(name="f", parameters_json_schema='{"properties": {"s": {"type": "string"}}}'),
     chat_pb2.ChatTool(name="g"),
 ]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"s": "Oslo"}}\n</tool_call>'
-SPOKEN = f'<think>hm</think>\n\nLet me see.\n{CALL}\n<tool_call>\n{{"name": "g"}}\n</tool_call>'
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    folder: Path = alphabet_model(tmp_path_factory.mktemp("model"))
-    file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text("utf-8")) | {"chat_template": TEMPLATE}
-    file.write_text(json.dumps(config), "utf-8")
-    return TextModel.load(folder)
+    return reading_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def self_describing_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    folder: Path = alphabet_model(tmp_path_factory.mktemp("self_describing"))
-    file = folder / "tokenizer_config.json"
     thinking = {"open": "<think>", "close": "</think>"}
     template = {"start_anchor": "<a>", "fields": {"thinking": thinking, "content": {}}}
-    config = json.loads(file.read_text("utf-8")) | {"response_template": template}
-    file.write_text(json.dumps(config), "utf-8")
-    return TextModel.load(folder)
-
-
-@contextlib.asynccontextmanager
-async def serving(model: TextModel, form: str = "hermes") -> AsyncIterator[InProcessProcessor]:
-    config = replace(ALPHABET, context_length=2048)
-    formats = {MODEL: form} if form else {}
-    async with (
-        worker(config) as one,
-        processor({MODEL: model}, [one.address], formats=formats) as front,
-    ):
-        yield front
+    folder = tmp_path_factory.mktemp("self_describing")
+    return reading_model(folder, chat_template=None, response_template=template)
 
 
 def pieces(answer: Answer) -> list[tuple[str, ...]]:

@@ -79,7 +79,7 @@ def test_another_kind_of_tool_is_refused() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False, None])
-def test_a_tool_may_be_strict(strict: bool | None) -> None:
+def test_a_tool_may_be_strict(strict: object) -> None:
     (tool,) = tools([{"function": {**_WEATHER, "strict": strict}}])
     assert tool.strict is bool(strict)
 

@@ -20,6 +20,7 @@ from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.text import TextForwarder
 from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.front import Front
+from millstream_server.processor.http.door import Door
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
@@ -94,7 +95,7 @@ async def run(settings: ProcessorSettings) -> int:
     core = _core(settings, service, router, fleet, pacer, texts=texts)
     server = service.prepare(_plan(settings, core))
     loading = server.conditions.own(LOADING, holds=True)
-    add_services(server, core, fleet)
+    add_services(server, core, fleet, http=settings.http)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
         parts.callback(core.prompts.close)
@@ -126,8 +127,10 @@ async def run(settings: ProcessorSettings) -> int:
         )
 
 
-def add_services(server: Server, core: ProcessorCore, workers: Fleet) -> None:
-    """Add all services of a Processor to ``server``."""
+def add_services(server: Server, core: ProcessorCore, workers: Fleet, *, http: bool = True) -> None:
+    """Add all services of a Processor to ``server``, and with ``http`` the HTTP API."""
+    if http:
+        Door(core).register(server)
     front = core.front
     add_servicers(
         server.methods,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,7 +16,9 @@ from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.rpc.auth import caller
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
 
 MAX_WAITING_TURNS = 16
 _HALF_CLOSE_S = 1.0
@@ -31,6 +34,16 @@ class Caller:
     trace: TraceContext = NOT_TRACED
     name: str = ""
     """Whose key or certificate it has (`runtime.rpc.auth.caller`)."""
+
+    @classmethod
+    def of(cls, call: Call) -> Caller:
+        """Return the caller of an RPC, in the task that serves it."""
+        left_s = call.time_left_s
+        return cls(
+            deadline_s=None if left_s is None else time.monotonic() + left_s,
+            trace=incoming(call.metadata),
+            name=caller().name,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

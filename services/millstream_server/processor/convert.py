@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from millstream_server.processor.text.messages import (
 from millstream_server.protobuf.common import PRIORITIES, ROLES_TO_PROTO
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.request_id import new_request_id
 from millstream_server.worker_info import abilities_to_proto
 
 _ROLES = {
@@ -295,14 +295,6 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
         prompt=request.text if kind == "text" else request.token_ids.ids[:],
         options=options_from_proto(request.options, "options."),
     )
-
-
-def new_request_id() -> str:
-    """Make an id for a request whose client sent none.
-
-    From the system: of Python's own numbers clients could tell the next ones, seeds among them.
-    """
-    return f"req-{os.urandom(8).hex()}"
 
 
 # ---- the served models ---------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Workers push tokens into the turn's choices. The first of them asks the call (`C
 when that can be written, it asks for the next message, which has all that has come meanwhile. So a
 client that reads slowly gets fewer and longer messages, and nothing is stored twice.
 
-Here is when a turn sends, and how much waits. `responses.Messages` makes the messages.
+Here is when a turn sends, how much waits, and what is taken for a message. `responses.Messages`
+makes gRPC's messages of it, `http.output` events and bodies of HTTP.
 
 A message to a client takes 10 to 40 µs of CPU, by the transport, plus 1 µs per token in it. While
 the process has CPU time to spare, every token is sent at once. Otherwise all turns send at the same
@@ -22,10 +23,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from millstream_server.links.unread import overflow
+from millstream_server.processor.choice import MOST_TOKENS, Delta
 from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 
 if TYPE_CHECKING:
@@ -227,3 +230,104 @@ class TurnOutput:
             self._stop_counting()
             self._turn.cancel()
             self._call.fail(error)
+
+
+class PulledOutput(TurnOutput, ABC):
+    """A turn's output in messages of some kind; a `runtime.rpc.call.Source`."""
+
+    __slots__ = ("_first_token_sent", "_parts_left", "_quick")
+
+    def __init__(self) -> None:
+        """Nothing was sent yet."""
+        self._first_token_sent = False
+        self._quick = False
+        """What comes next is a text and a token count, most probably."""
+        self._parts_left: Iterator[Any] | None = None
+        """The messages of output that needs several."""
+
+    def close(self) -> None:
+        self._parts_left = None  # it knows this object
+        super().close()
+
+    @abstractmethod
+    def _of_text(self, text: str, tokens: int) -> Any:
+        """Make a message that is not the first: one choice's text and its number of tokens."""
+
+    @abstractmethod
+    def _of(
+        self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
+    ) -> tuple[Any] | Iterator[Any]:
+        """Make one message, or None in its place, or, of large output, several.
+
+        With the last one, of a turn that is ``complete``, it calls `_end`.
+        """
+
+    def next(self) -> Any:
+        """Make a message of what has come; see `Source.next`.
+
+        Raises:
+            ServingError: a choice failed; its output before that was sent, unless so much gathered
+            that it was dropped.
+        """
+        if self._interval_s or self._starting:
+            self._begin_interval()
+        else:
+            self.scheduled = self.gathers = False
+        turn = self._turn
+        if turn is None:
+            return None
+        choice = self._choices[0]
+        if (
+            self._quick
+            and choice.unsent
+            and choice.result is None
+            and turn.error is None
+            and not self._nbytes
+            and len(choice.unsent) <= MOST_TOKENS
+        ):
+            return self._of_text(*choice.take_text())
+        return self._next(turn)
+
+    def _next(self, turn: Turn) -> Any:
+        """Make any message; that of a token takes less time."""
+        if self._drops and turn.error:
+            raise turn.error
+        if self._parts_left is not None and (part := self._next_part()) is not None:
+            return part
+        deltas = self._take(turn)
+        self._recount()
+        complete = turn.complete
+        if complete:
+            turn.error = None  # too late: everything has been made
+        if not deltas:
+            if turn.error:
+                raise turn.error
+            return None
+        made = self._of(deltas, turn, complete=complete)
+        if isinstance(made, tuple):  # nearly always
+            if turn.error or (not complete and any(c.has_more for c in self._choices)):
+                self.send_now()
+            return made[0]
+        self._parts_left = made
+        return self._next_part()
+
+    def _next_part(self) -> Any:
+        """Make the next message of output that needs several; None: there is none."""
+        message = None if self._parts_left is None else next(self._parts_left, None)
+        if message is None or self.over:
+            self._parts_left = None  # it knows this object
+        else:
+            self.send_now()
+        return message
+
+    def _take(self, turn: Turn) -> list[Delta]:
+        deltas = [delta for choice in self._choices if (delta := choice.take()) is not None]
+        if not self._first_token_sent and any(delta.token_ids for delta in deltas):
+            self._first_token_sent = True
+            options = turn.options
+            extras = (
+                options.return_token_ids or turn.request.logprobs or options.stops or turn.reading
+            )
+            self._quick = options.n == 1 and not extras
+            turn.telemetry.first_token()
+        return deltas

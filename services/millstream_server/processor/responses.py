@@ -23,8 +23,8 @@ from millstream_server.formats.events import (
 )
 from millstream_server.generation import wire as from_worker
 from millstream_server.generation.output import TokenLogprob
-from millstream_server.processor.choice import MOST_TOKENS, Delta
-from millstream_server.processor.output import TurnOutput
+from millstream_server.processor.choice import Delta
+from millstream_server.processor.output import PulledOutput
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import InvalidRequestError
 
@@ -84,11 +84,10 @@ def _groups(entries: list[M]) -> list[list[M]]:
     return groups
 
 
-class Messages(TurnOutput):
+class Messages(PulledOutput):
     """A turn's output as messages of Chat or Complete; a `runtime.rpc.call.Source`."""
 
-    __slots__ = ("_choice", "_filled", "_first_token_sent", "_kind", "_notice", "_number",
-                 "_parts_left", "_quick", "_started", "_uses_left")  # fmt: skip
+    __slots__ = ("_choice", "_filled", "_kind", "_notice", "_number", "_started", "_uses_left")
 
     def __init__(
         self, kind: Callable[..., Any], number: int = 0, notice: Callable[[], bool] | None = None
@@ -100,91 +99,11 @@ class Messages(TurnOutput):
         self._kind = kind
         self._number = number
         self._notice = notice
+        super().__init__()
         self._started = False
-        self._first_token_sent = False
-        self._quick = False
-        """What comes next is a text and a token count, most probably."""
-        self._parts_left: Iterator[Any] | None = None
-        """The messages of output that needs several."""
         self._filled: Any = None
         self._choice: Any = None
         self._uses_left = 0
-
-    def close(self) -> None:
-        self._parts_left = None  # it knows this object
-        super().close()
-
-    # ---- the next message
-
-    def next(self) -> Any:
-        """Make a message of what has come; see `Source.next`.
-
-        Raises:
-            ServingError: a choice failed; its output before that was sent, unless so much gathered
-            that it was dropped.
-        """
-        if self._interval_s or self._starting:
-            self._begin_interval()
-        else:
-            self.scheduled = self.gathers = False
-        turn = self._turn
-        if turn is None:
-            return None
-        choice = self._choices[0]
-        if (
-            self._quick
-            and choice.unsent
-            and choice.result is None
-            and turn.error is None
-            and not self._nbytes
-            and len(choice.unsent) <= MOST_TOKENS
-        ):
-            return self._of_text(*choice.take_text())
-        return self._next(turn)
-
-    def _next(self, turn: Turn) -> Any:
-        """Make any message; that of a token takes less time."""
-        if self._drops and turn.error:
-            raise turn.error
-        if self._parts_left is not None and (part := self._next_part()) is not None:
-            return part
-        deltas = self._take(turn)
-        self._recount()
-        complete = turn.complete
-        if complete:
-            turn.error = None  # too late: everything has been made
-        if not deltas:
-            if turn.error:
-                raise turn.error
-            return None
-        made = self._of(deltas, turn, complete=complete)
-        if isinstance(made, tuple):  # nearly always
-            if turn.error or (not complete and any(c.has_more for c in self._choices)):
-                self.send_now()
-            return made[0]
-        self._parts_left = made
-        return self._next_part()
-
-    def _next_part(self) -> Any:
-        """Make the next message of output that needs several; None: there is none."""
-        message = None if self._parts_left is None else next(self._parts_left, None)
-        if message is None or self.over:
-            self._parts_left = None  # it knows this object
-        else:
-            self.send_now()
-        return message
-
-    def _take(self, turn: Turn) -> list[Delta]:
-        deltas = [delta for choice in self._choices if (delta := choice.take()) is not None]
-        if not self._first_token_sent and any(delta.token_ids for delta in deltas):
-            self._first_token_sent = True
-            options = turn.options
-            extras = (
-                options.return_token_ids or turn.request.logprobs or options.stops or turn.reading
-            )
-            self._quick = options.n == 1 and not extras
-            turn.telemetry.first_token()
-        return deltas
 
     def _of_text(self, text: str, tokens: int) -> Any:
         """Make a message that is not the first: one choice's text and its number of tokens.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from array import array
 from collections.abc import AsyncIterator
 
@@ -32,12 +31,10 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnavailableError,
 )
-from millstream_server.runtime.rpc.auth import caller
 from millstream_server.runtime.rpc.call import Call, after_first_message
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.trace_context import incoming
 
 log = get_log(__name__)
 
@@ -60,7 +57,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             await _begin(requests, conversation)
             core.front.begin_call(conversation.drain)
             try:
-                rpc_caller = _caller(call)
+                rpc_caller = Caller.of(call)
                 if call.all_read:  # the client closed its side with its first message, as most do
                     conversation.close_input()
                 else:
@@ -94,7 +91,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.front.call():
             completion = convert.completion_from_proto(request)
             messages = Messages(processor_pb2.CompleteResponse)
-            turn = await core.complete(completion, _caller(call), call, messages)
+            turn = await core.complete(completion, Caller.of(call), call, messages)
             try:
                 await call.send_from(messages)
             finally:
@@ -156,7 +153,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 said = await conversation.next_turn()
                 if not isinstance(said, UserTurn):
                     raise UnavailableError("this server is shutting down; retry on another one")
-                prepared = await core.render(conversation, said, _caller(call))
+                prepared = await core.render(conversation, said, Caller.of(call))
         finally:
             conversation.close()
         response = rendered_to_proto(prepared, conversation)
@@ -216,15 +213,6 @@ def add_servicers(
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(processor, methods)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, methods)
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, methods)
-
-
-def _caller(call: Call) -> Caller:
-    left_s = call.time_left_s
-    return Caller(
-        deadline_s=None if left_s is None else time.monotonic() + left_s,
-        trace=incoming(call.metadata),
-        name=caller().name,
-    )
 
 
 async def _begin(

@@ -94,7 +94,11 @@ class ProcessorSettings(ServiceSettings):
         secret=True,
     )
     max_receive_bytes: int = setting(
-        4 << 20, help="largest message taken from a client, in bytes (4 MiB)"
+        4 << 20, help="largest message or HTTP body taken from a client, in bytes (4 MiB)"
+    )
+    http: bool = setting(
+        default=True,
+        help="also serve OpenAI's and Anthropic's APIs over HTTP, on this port (docs/openai.md)",
     )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"

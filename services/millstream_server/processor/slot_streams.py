@@ -24,7 +24,6 @@ from millstream_server.embedding.wire import (
     rerank_from_proto,
 )
 from millstream_server.generation.worker.session import WorkerSession
-from millstream_server.processor.convert import new_request_id
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
 from millstream_server.processor.embedding.core import VectorsCore
@@ -33,6 +32,7 @@ from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.protobuf.common import control_of
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
+from millstream_server.runtime.request_id import new_request_id
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,

@@ -1,10 +1,20 @@
-"""Checks of the ids that callers give their requests."""
+"""Ids of requests: checks of those that callers give, and new ones."""
 
 from __future__ import annotations
+
+import os
 
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 
 MAX_REQUEST_ID_BYTES = 128
+
+
+def new_request_id() -> str:
+    """Make an id for a request whose client sent none.
+
+    From the system: of Python's own numbers clients could tell the next ones, seeds among them.
+    """
+    return f"req-{os.urandom(8).hex()}"
 
 
 def check_length(request_id: str) -> None:

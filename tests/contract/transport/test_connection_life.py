@@ -273,7 +273,7 @@ async def test_headers_that_wait_for_their_turn_here_are_not_late() -> None:
     async with _running(headers_s=0.05) as (server, wire):
         await wire.first(Kind.SETTINGS)
         await wire.answered()
-        (connection,) = server.connections
+        connection: Any = next(iter(server.connections))
         connection._intake._paused = True  # as when it has used up its share
         wire.send(wire.headers(1, request_fields(UNARY)) + data(1, message(b""), end=True))
         await until(lambda: bool(connection._intake._unread))
@@ -357,7 +357,7 @@ async def test_a_stream_without_a_message_ends_in_time() -> None:
 async def test_an_rpc_that_fails_before_its_handlers_first_step_has_a_status() -> None:
     async with _running() as (server, wire):
         await wire.first(Kind.SETTINGS)
-        (connection,) = server.connections
+        connection: Any = next(iter(server.connections))
         connection.data_received(wire.headers(1, request_fields(UNARY)))
         connection.data_received(data(1, message(b"", length=1 << 30)))
         ended = await Rpc(wire, 1).end()
@@ -426,7 +426,7 @@ async def test_an_rpc_that_is_reset_before_its_handlers_first_step_leaves_nothin
     open_calls = OpenCalls()
     async with _running(Rpcs(open_calls=open_calls), _Waits()) as (server, wire):
         await wire.first(Kind.SETTINGS)
-        (connection,) = server.connections
+        connection: Any = next(iter(server.connections))
         for stream, path in ((1, CHAT), (3, UNARY)):
             connection.data_received(wire.headers(stream, request_fields(path)))
             connection.data_received(data(stream, message(b"hi")))
@@ -445,7 +445,7 @@ async def test_layers_do_not_wait_for_the_first_message() -> None:
 async def test_bytes_of_connections_whose_rpcs_stay_silent_go_last() -> None:
     async with _running(first_message_s=60.0, min_ping_interval_s=0.0) as (server, wire):
         await wire.first(Kind.SETTINGS)
-        (connection,) = server.connections
+        connection: Any = next(iter(server.connections))
         assert connection._goes_last(), "it has not said anything"
         rpc = wire.rpc(CHAT)
         rpc.send(b"hi")

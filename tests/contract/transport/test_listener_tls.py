@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvloop
 from cryptography import x509
@@ -25,6 +26,7 @@ from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.transport.listener import Listener
 from millstream_testing.waiting import until
 from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.http_service import http_service
 from tests.support.wire.listening import (
     OPTIONS,
     PREFACE,
@@ -52,7 +54,7 @@ def mount(tmp_path: Path, authority: Authority) -> SecretMount:
 async def test_http2_over_tls_is_chosen_in_the_handshake(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.probes._LINGER_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.http1._LINGER_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(tls=tls) as server:
         reader, writer = await server.connect(trusting(mount, "http/1.1", "h2"))
@@ -67,6 +69,22 @@ async def test_http2_over_tls_is_chosen_in_the_handshake(
             assert answered[0] == 400
             assert answered[2].startswith("HTTP/2 over TLS needs the ALPN protocol h2")
     assert len(server.made) == 1
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
+async def test_a_client_of_either_version_gets_events(mount: SecretMount, version: str) -> None:
+    tls = ServerTls(TlsFiles(mount.cert, mount.key))
+    verify = ssl.create_default_context(cafile=str(mount.ca))
+    async with (
+        http_service(tls=tls) as service,
+        httpx.AsyncClient(http2=version == "HTTP/2", verify=verify, trust_env=False) as client,
+    ):
+        for _ in range(2):
+            service.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
+            response = await client.post(f"https://127.0.0.1:{service.port}/events", content=b"{}")
+            assert (response.status_code, response.http_version) == (200, version)
+            assert response.content == b"data: 1\n\ndata: 2\n\n"
+        assert len(service.server.connections) == 1
 
 
 @pytest.mark.parametrize("most", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from millstream_server.runtime.transport.server import H2Server
 from tests.support.wire.listening import (
     OPTIONS,
     PREFACE,
@@ -46,12 +47,20 @@ async def test_the_first_bytes_decide_however_they_are_cut() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"P", b"GET /livez HTTP/1.1\r\nX: y"])
-async def test_who_says_nothing_whole_is_cut(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.probes._HEAD_S", 0.05)
-    async with listening(replace(OPTIONS, preface_s=0.05)) as server:
+async def test_who_says_nothing_whole_is_cut(sent: bytes) -> None:
+    async with listening(replace(OPTIONS, preface_s=0.05, headers_s=0.05)) as server:
+        ticking = asyncio.ensure_future(_ticking(server.server))
         connection = await server.connect()
         with contextlib.suppress(ConnectionResetError):
             assert await exchange(connection, sent) == b""
+        ticking.cancel()
+
+
+async def _ticking(server: H2Server) -> None:
+    while True:
+        for connection in list(server.connections):
+            connection.tick(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +104,12 @@ async def test_a_probe_gets_the_health_of_a_name(path: str, status: int, says: A
         ),
         (b"GET /livez HTTP/1.1\r\n\r\n", 400, "isn't HTTP/1.1"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "isn't HTTP/1.1"),
-        (get("/livez", headers="X: " + "y" * 9000)[:-4], 431, "isn't HTTP/1.1"),
+        (get("/livez", headers="X: " + "y" * 17_000)[:-4], 431, "headers have more than 16384"),
         (b"GET /livez HTTP/1.0\r\n\r\n", 200, "SERVING"),
         (
             get("/livez", headers="Transfer-Encoding: chunked\r\n") + b"no length\r\n",
-            200,
-            "SERVING",
+            400,
+            "isn't HTTP/1.1",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from grpc_health.v1 import health_pb2_grpc
@@ -14,6 +15,7 @@ from millstream_server.runtime.rpc.health import Health, HealthServicer
 from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls
+from millstream_server.runtime.transport.http1 import Http1Connection
 from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
@@ -45,8 +47,10 @@ class Http2(asyncio.Protocol):
 class Listens:
     """A listener, what it made and where it is."""
 
-    def __init__(self, listener: Listener, made: list[Http2], port: int) -> None:
+    def __init__(self, listener: Listener, server: H2Server, made: list[Http2], port: int) -> None:
         self.listener = listener
+        self.server = server
+        """Of the connections of HTTP/1.1."""
         self.made = made
         self.port = port
 
@@ -64,15 +68,18 @@ async def listening(
         made.append(Http2(place))
         return made[-1]
 
-    listener = Listener(speak, lambda: HEALTH, options)
+    server = H2Server(Rpcs(), options, lambda: HEALTH)
+    listener = Listener(speak, partial(Http1Connection, server), options)
     port = listener.bind(on, tls)
     listener.start()
     try:
-        yield Listens(listener, made, port)
+        yield Listens(listener, server, made, port)
     finally:
         listener.close()
         for each in made:
             each.transport.abort()
+        for connection in list(server.connections):
+            connection.abort()
         await asyncio.wait_for(listener.closed(), 5)
 
 

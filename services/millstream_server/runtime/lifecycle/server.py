@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle import conditions
-from millstream_server.runtime.rpc import health, orca, reflection
+from millstream_server.runtime.rpc import health, http, orca, reflection
 from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.call import Layer
 from millstream_server.runtime.rpc.channel import server_options
 from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
+from millstream_server.runtime.rpc.http_telemetry import HttpTelemetryLayer
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.served_call import OpenCalls
 from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
@@ -108,13 +109,21 @@ class Server:
         served = [m for name in self._services for m in reflection.methods_of(name)]
         layers: list[Layer] = [
             TelemetryLayer(options.tracing, without_spans=options.without_spans, served=served),
-            *options.auth.layers(),
+            *(auth := options.auth.layers()),
         ]
         if options.load is not None:
             layers.append(orca.OrcaLayer(options.load.read, self._services))
+        limits = []
         if options.limits is not None:
-            layers.append(LimitsLayer(self._services, options.limits))
-        return layers
+            limits.append(LimitsLayer((*self._services, http.SERVICE), options.limits))
+        self._http_layers: list[Layer] = [HttpTelemetryLayer(options.tracing), *auth, *limits]
+        return [*layers, *limits]
+
+    def serve_http(self, endpoints: Sequence[http.Endpoint], refuse: http.Refuse) -> None:
+        """Serve HTTP besides, where clients are; ``refuse`` says failures of all other paths."""
+        if isinstance(self._transport, H2Server):
+            rpcs = Rpcs(self._http_layers, open_calls=self._open_calls)
+            self._transport.endpoints = http.Endpoints(rpcs, endpoints, refuse)
 
     async def listen(self, address: str) -> int:
         """Bind and start, NOT_SERVING; return the port.

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal, cast
 
 import grpc
 
-from millstream_server.runtime.errors import Code
+from millstream_server.runtime.errors import Failure
 from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.channel import ChannelArguments
-from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall
 from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
-from millstream_server.runtime.rpc.status import GRPC_CODES
+from millstream_server.runtime.rpc.status import GRPC_CODES, to_trailers
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -204,9 +204,10 @@ class GrpcCall(ServedCall):
         if self.trailers:
             self.context.set_trailing_metadata(self.trailers)
 
-    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
+    async def abort(self, failure: Failure) -> None:
+        trailers = (*self.trailers, *to_trailers(failure))
         try:
-            await self.context.abort(GRPC_CODES[code], message, trailers)
+            await self.context.abort(GRPC_CODES[failure.code], failure.message, trailers)
         except grpc.aio.AbortError as aborted:
             self.aborted = aborted
         except (*_TOO_LATE, asyncio.InvalidStateError) as error:

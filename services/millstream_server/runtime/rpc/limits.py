@@ -69,8 +69,8 @@ class _Held(Visit):
         self._bytes = 0
 
     def received(self, message: Any) -> None:
-        if isinstance(message, Message):
-            size = self._layer.held_bytes(message)
+        if isinstance(message, Message | bytes):
+            size = len(message) if isinstance(message, bytes) else self._layer.held_bytes(message)
             self._layer.bytes.take(size)
             self._bytes += size
 

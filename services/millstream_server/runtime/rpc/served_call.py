@@ -119,8 +119,8 @@ class ServedCall(Call, ABC):
         """End with OK and the trailers, after the last response."""
 
     @abstractmethod
-    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
-        """End with another status.
+    async def abort(self, failure: Failure) -> None:
+        """End with the status of a failure, and the trailers.
 
         Raises:
             CallOverError: the RPC has ended already.

@@ -27,10 +27,8 @@ from millstream_server.runtime.rpc.served_call import (
     CallOverError,
     OpenCalls,
     ServedCall,
-    Trailers,
     tolerant,
 )
-from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import trace_id
 
@@ -43,8 +41,8 @@ ServicerTable: TypeAlias = Any
 """What the generated `add_…Servicer_to_server` functions take: a grpc.aio server, or anything with
 the two methods of `MethodTable` that they call."""
 
-Refuse = Callable[[Code, str, Trailers], None]
-"""Sends a status."""
+Refuse = Callable[[Failure], None]
+"""Sends the status of a failure."""
 
 _FIRST_MESSAGE_S = 30.0
 _LONGEST_NAME = 200
@@ -107,7 +105,7 @@ class Method:
         if isinstance(failed, Exception):
             reported = _reported(failed)
             _log(call, failed, reported)
-            refuse(reported.code, reported.message, (*call.trailers, *to_trailers(reported)))
+            refuse(reported)
             outcome = Outcome(reported.code, reported.message, failed)
         else:
             outcome = _cancelled(call)
@@ -292,7 +290,7 @@ async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException 
     if not late:
         _log(call, error, reported)
     try:
-        await call.abort(reported.code, reported.message, (*call.trailers, *to_trailers(reported)))
+        await call.abort(reported)
     except CallOverError:
         log.debug("RPC ended before its status could be sent", method=call.method)
         _report_outcome(visits, _cancelled(call))

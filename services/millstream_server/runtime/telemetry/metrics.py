@@ -98,6 +98,12 @@ RPC_CLIENT_DURATION = histogram(
     _RPC,
     _RPC_BUCKETS,
 )
+HTTP_SERVER_DURATION = histogram(
+    "http_server_request_duration_seconds",
+    "From an HTTP request's head to the end of its response; not of gRPC's requests",
+    ("http_request_method", "http_route", "http_response_status_code"),
+    _RPC_BUCKETS,
+)
 RPC_SERVER_OPEN = gauge("millstream_rpc_server_open", "RPCs being handled", ["rpc_method"])
 
 # ---- generations ---------------------------------------------------------------------------------

@@ -235,6 +235,19 @@ class Connection(asyncio.Protocol):
         self._intake.stop()
         self._transport.abort()
 
+    @property
+    def takes_no_more(self) -> bool:
+        return self.ending.takes_no_more
+
+    @property
+    def head_bytes(self) -> int:
+        """Of a header block that hasn't come whole."""
+        return self.block.nbytes
+
+    def shed_head(self) -> None:
+        self.block.drop(self)
+        self.enhance_your_calm("too many headers of all callers haven't come whole")
+
     # ---- for streams ----------------------------------------------------------------------------
 
     def awaits_message(self, stream_id: int) -> None:

@@ -23,8 +23,9 @@ from millstream_server.runtime.transport.headers import (
     read_head,
     status_headers,
 )
+from millstream_server.runtime.transport.http_stream import Asked, Http2Stream
 from millstream_server.runtime.transport.inbox import is_known_encoding
-from millstream_server.runtime.transport.probes import PROBE_METHODS, refusal, respond
+from millstream_server.runtime.transport.probes import PROBE_METHODS, PROBES, refusal, respond
 from millstream_server.runtime.transport.stream import Stream
 
 if TYPE_CHECKING:
@@ -80,6 +81,15 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
     connection.add(Stream(connection, stream_id, head, connection.server.find(head.path)))
 
 
+def _not_grpc(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
+    endpoints, path = connection.server.endpoints, error.head.path.partition("?")[0]
+    if endpoints is None or path in PROBES or not path:
+        _answer_http(connection, stream_id, error)
+        return
+    asked = Asked(error.method, error.head.path, error.head.metadata)
+    connection.add(Http2Stream(connection, stream_id, asked, endpoints.find(error.method, path)))
+
+
 def _head(connection: Connection, event: events.RequestReceived) -> RequestHead | None:
     """Return the headers of an RPC; None: they were refused."""
     known = connection.h2.decoder.known
@@ -90,7 +100,7 @@ def _head(connection: Connection, event: events.RequestReceived) -> RequestHead 
     except MalformedError:
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
-        _answer_http(connection, event.stream_id, error)
+        _not_grpc(connection, event.stream_id, error)
     except StatusError as error:
         _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
     else:
@@ -108,7 +118,7 @@ def _refuse(connection: Connection, stream_id: int, headers: Sequence[Header]) -
 
 def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
     if error.method in PROBE_METHODS:
-        response = respond(error.method, error.path, "", connection.server.states)
+        response = respond(error.method, error.head.path, "", connection.server.states)
     else:
         response = refusal(error.http_status, str(error))
     headers = [(b":status", b"%d" % response.status)]

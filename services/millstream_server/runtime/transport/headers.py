@@ -46,13 +46,13 @@ class MalformedError(Exception):
 
 
 class NotGrpcError(Exception):
-    """The request is HTTP/2, but not gRPC: answered with an HTTP status."""
+    """The request is HTTP/2, but not gRPC."""
 
-    def __init__(self, http_status: int, message: str, method: str, path: str) -> None:
+    def __init__(self, http_status: int, message: str, method: str, head: RequestHead) -> None:
         super().__init__(message)
         self.http_status = http_status
         self.method = method
-        self.path = path
+        self.head = head
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def read_head(headers: Sequence[Header], max_bytes: int) -> RequestHead:
         elif name not in _OURS:
             _add(head.metadata, name.decode("ascii", "replace"), value)
     head.path = _text(":path", pseudo.get(b":path", b""))
-    _check_is_grpc(pseudo[b":method"], content_type, head.path)
+    _check_is_grpc(pseudo[b":method"], content_type, head)
     return head
 
 
@@ -174,13 +174,13 @@ _OURS = frozenset(
 """Headers that are no metadata."""
 
 
-def _check_is_grpc(method: bytes, content_type: bytes, path: str) -> None:
+def _check_is_grpc(method: bytes, content_type: bytes, head: RequestHead) -> None:
     name = method.decode("ascii", "replace")
     if method != b"POST":
-        raise NotGrpcError(405, "gRPC requests are POST", name, path)
+        raise NotGrpcError(405, "gRPC requests are POST", name, head)
     if not _is_grpc(content_type):
         why = "gRPC requests have a content-type of application/grpc"
-        raise NotGrpcError(415, why, name, path)
+        raise NotGrpcError(415, why, name, head)
 
 
 def _add(metadata: list[tuple[str, str | bytes]], name: str, value: bytes) -> None:

@@ -22,7 +22,6 @@ from millstream_server.runtime.rpc.ledger import Place, Places
 from millstream_server.runtime.security.tls import H2, ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.probes import Http1Connection, States
 from millstream_server.runtime.transport.sockets import Listening, listen_on, peer_name
 
 log = get_log(__name__)
@@ -70,14 +69,11 @@ class Listener:
     Above its bounds the caller with most connections loses the one that is unused for longest.
     """
 
-    def __init__(self, http2: Speaker, states: States, options: TransportOptions) -> None:
-        """Serve HTTP/2 with what ``http2`` makes, and probes of HTTP/1.1 the health in ``states``.
-
-        What ``http2`` makes says by its place when it is used.
-        """
+    def __init__(self, http2: Speaker, http1: Speaker, options: TransportOptions) -> None:
+        """Serve with what ``http2`` and ``http1`` make; it says by its place when it is used."""
         self._options = options
         self._http2 = http2
-        self._states = states
+        self._http1 = http1
         most = min(options.max_connections, _most_descriptors())
         self._empty = asyncio.Event()
         self._places = Places(
@@ -114,7 +110,7 @@ class Listener:
             self._acceptors.append(Acceptor(listening.sockets, take, self._places.make_room))
 
     def close(self) -> None:
-        """Listen no more. Connections of HTTP/2 go on, all others are cut."""
+        """Listen no more. Connections that have begun go on, all others are cut."""
         for acceptor in self._acceptors:
             acceptor.close()
         for listening, _ in self._bound:
@@ -192,7 +188,7 @@ class Listener:
             secured["ssl_handshake_timeout"] = self._options.handshake_s
             secured["ssl_shutdown_timeout"] = _SHUTDOWN_S
         loop = asyncio.get_running_loop()
-        opening = Opening(place, self._http2, self._states, self._options.preface_s)
+        opening = Opening(place, self._http2, self._http1, self._options.preface_s)
         await loop.connect_accepted_socket(lambda: opening, accepted, **secured)
 
     def _opened(self, task: asyncio.Task[None], place: Place, handshake: Place | None) -> None:
@@ -296,11 +292,11 @@ class Opening(asyncio.Protocol):
     With TLS the client chooses in its handshake (ALPN): without h2 it is HTTP/1.1.
     """
 
-    def __init__(self, place: Place, http2: Speaker, states: States, limit_s: float) -> None:
+    def __init__(self, place: Place, http2: Speaker, http1: Speaker, limit_s: float) -> None:
         """Wait for ``limit_s`` at most, once the handshake is over."""
         self._place = place
         self._http2 = http2
-        self._states = states
+        self._http1 = http1
         self._limit_s = limit_s
         self._received = b""
         self._transport: Any = None
@@ -321,12 +317,8 @@ class Opening(asyncio.Protocol):
             return
         self._stop_waiting()
         self._given = True
-        protocol: asyncio.Protocol
-        if speaks_http2:
-            self._place.opened = True
-            protocol = self._http2(self._place)
-        else:
-            protocol = Http1Connection(self._states, self._place)
+        self._place.opened = True
+        protocol = (self._http2 if speaks_http2 else self._http1)(self._place)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(self._received)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from h2.errors import ErrorCodes
+
 from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.transport.headers import RESPONSE, Header
@@ -18,6 +20,8 @@ from millstream_server.runtime.transport.headers import RESPONSE, Header
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection
     from millstream_server.runtime.transport.h2_state import ServerState
+
+Serialize = Callable[[Any], bytes]
 
 _FULL_BYTES = 256 << 10
 """Responses wait when so much is to be written in one loop turn."""
@@ -33,13 +37,19 @@ _MOST_FRAME_BYTES = 64 << 10
 """Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
 
 
+class NoWindow:
+    """Stands for HTTP/2's windows on HTTP/1.1, which has the socket's alone."""
+
+    outbound_flow_control_window = 1 << 40
+
+
 class Outbox:
     """Frames to send, and streams whose responses wait for room."""
 
     __slots__ = ("_bytes", "_frames", "_h2", "_loop", "_paused", "_ready", "_scheduled", "_socket",
                  "_waiting")  # fmt: skip
 
-    _h2: ServerState
+    _h2: ServerState | NoWindow
     _socket: Any
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,7 +65,7 @@ class Outbox:
         self._waiting: deque[Sender] = deque()
         """Those that have something to send and whose own windows have room."""
 
-    def open(self, transport: Any, h2: ServerState) -> None:
+    def open(self, transport: Any, h2: ServerState | NoWindow) -> None:
         """Write to ``transport`` within the connection's window, which ``h2`` keeps."""
         self._socket, self._h2 = transport, h2
 
@@ -137,14 +147,16 @@ class Sender:
                  "_source", "_window", "asked", "queued", "unsent")  # fmt: skip
 
     def __init__(
-        self, connection: Connection, stream_id: int, serialize: Callable[[Any], bytes]
+        self, connection: Connection, window: Any, stream_id: int, serialize: Serialize
     ) -> None:
-        """Send on a stream that is open; ``serialize`` makes bytes of messages."""
+        """Send on a stream that is open; ``serialize`` makes bytes of messages.
+
+        ``window`` is h2's stream, which keeps the window of what may be sent.
+        """
         self._connection = connection
         self._id = stream_id
         self._serialize = serialize
-        self._window = connection.h2.streams[stream_id]
-        """h2's stream, which keeps the window of what may be sent."""
+        self._window = window
         self._begun = self._over = self.queued = False
         """Headers were sent; the RPC has ended; it is in the queue of those that can send."""
         self.asked = False
@@ -204,10 +216,13 @@ class Sender:
     def _hold(self, data: bytes) -> None:
         if not self._begun:
             self._send_headers()
-        self.unsent = memoryview(PREFIX.pack(0, len(data)) + data)
+        self.unsent = memoryview(self._framed(data))
         self._counted = len(data)
         self._connection.bounds.unsent.add(self._connection, len(data))
         self._connection.out.enqueue(self)
+
+    def _framed(self, data: bytes) -> bytes:
+        return PREFIX.pack(0, len(data)) + data
 
     def drop(self) -> None:
         """Forget what waits: at once, since who looks for bytes to free counts on it."""
@@ -248,12 +263,12 @@ class Sender:
         self._connection.out.send(head + rest[:nbytes])
         self.unsent = rest[nbytes:]
         if self.unsent:
-            return window.outbound_flow_control_window > 0
+            return bool(window.outbound_flow_control_window > 0)
         self._uncount()
         if self._source is None or self._source.over:
             self._end(None)
             return False
-        return self.asked and window.outbound_flow_control_window > 0
+        return bool(self.asked and window.outbound_flow_control_window > 0)
 
     def ready(self) -> None:
         if not self.asked:
@@ -307,6 +322,10 @@ class Sender:
             self._sent.set_result(None)
         else:
             self._sent.set_exception(error)
+
+    def reset(self) -> None:
+        """End the stream without a status, after a bug."""
+        self._connection.h2.reset(self._id, ErrorCodes.INTERNAL_ERROR)
 
     def send_trailers(self, trailers: Sequence[Header]) -> None:
         """End the stream, with the response's headers in front if they haven't been sent."""

@@ -1,4 +1,4 @@
-"""A gRPC server on this transport: its methods, its sockets, its connections."""
+"""A server of gRPC and HTTP on this transport: its methods, its sockets, its connections."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from functools import partial
 
 from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.rpc.health import Health
+from millstream_server.runtime.rpc.http import Endpoints
 from millstream_server.runtime.rpc.ledger import overloaded
 from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.connection import Connection
+from millstream_server.runtime.transport.http1 import Http1Connection
 from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import Bounds, TransportOptions
 from millstream_server.runtime.transport.probes import States
@@ -40,11 +42,14 @@ class H2Server(MethodTable):
         super().__init__(rpcs)
         self.options = options
         self.states = states
-        self.connections: set[Connection] = set()
+        self.endpoints: Endpoints | None = None
+        """What serves HTTP that isn't gRPC; None: probes alone are."""
+        self.connections: set[Connection | Http1Connection] = set()
         self.bounds = bounds = Bounds(options)
         bounds.streams.shed, bounds.silent.shed = _shed_stream, _shed_silent
         bounds.received.shed, bounds.unsent.shed = _shed_received, _shed_unsent
-        self._listener = Listener(partial(Connection, self), states, options)
+        speakers = partial(Connection, self), partial(Http1Connection, self)
+        self._listener = Listener(*speakers, options)
         self.bind = self._listener.bind
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
@@ -61,7 +66,7 @@ class H2Server(MethodTable):
         doesn't acknowledge it is waited for `Ending`'s time.
         """
         self._begin_drain()
-        while not all(each.ending.takes_no_more for each in self.connections):  # noqa: ASYNC110
+        while not all(each.takes_no_more for each in self.connections):  # noqa: ASYNC110
             await asyncio.sleep(_SEEN_PAUSE_S)
 
     async def stop(self, grace_s: float | None) -> None:
@@ -86,7 +91,7 @@ class H2Server(MethodTable):
         for connection in list(self.connections):
             connection.drain()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: Connection | Http1Connection) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -96,7 +101,7 @@ class H2Server(MethodTable):
         self._listener.give_memory_back()
         self._tick_some(list(self.connections))
 
-    def _tick_some(self, left: list[Connection]) -> None:
+    def _tick_some(self, left: list[Connection | Http1Connection]) -> None:
         """Tick some connections in each turn of the loop: thousands take tens of milliseconds."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -109,7 +114,7 @@ class H2Server(MethodTable):
             self._ticking = loop.call_later(_TICK_S, self._tick)
 
 
-def _shed_stream(connection: Connection) -> None:
+def _shed_stream(connection: Connection | Http1Connection) -> None:
     """End an RPC: the oldest without a message, else the newest."""
     if connection.silent:
         _shed_silent(connection)
@@ -119,7 +124,7 @@ def _shed_stream(connection: Connection) -> None:
         stream.fail(_busy("streams", "too many RPCs are open, and this caller has most of them"))
 
 
-def _shed_silent(connection: Connection) -> None:
+def _shed_silent(connection: Connection | Http1Connection) -> None:
     """End the oldest RPC whose first message has not come."""
     stream = next(iter(connection.silent.values()), None)
     if stream is not None:
@@ -128,18 +133,17 @@ def _shed_silent(connection: Connection) -> None:
         stream.fail(_busy("streams", f"{why}; send the first message at once"))
 
 
-def _shed_received(connection: Connection) -> None:
+def _shed_received(connection: Connection | Http1Connection) -> None:
     """End the RPC whose unread requests are largest, or the connection if its headers are."""
     stream = max(connection.streams.values(), key=lambda s: s.inbox.held_bytes, default=None)
-    if stream is not None and stream.inbox.held_bytes > connection.block.nbytes:
+    if stream is not None and stream.inbox.held_bytes > connection.head_bytes:
         why = "too many bytes of requests are under way, and most of them are of this caller"
         stream.fail(_busy("received_bytes", f"{why}; send fewer large requests at once"))
-    elif connection.block.nbytes:
-        connection.block.drop(connection)
-        connection.enhance_your_calm("too many headers of all callers haven't come whole")
+    elif connection.head_bytes:
+        connection.shed_head()
 
 
-def _shed_unsent(connection: Connection) -> None:
+def _shed_unsent(connection: Connection | Http1Connection) -> None:
     """End the RPC whose unsent response is largest, or the connection if none waits."""
     stream = max(connection.streams.values(), key=lambda s: len(s.sender.unsent), default=None)
     if stream is not None and stream.sender.unsent:

@@ -8,10 +8,7 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from h2.errors import ErrorCodes
-
 from millstream_server.runtime.errors import (
-    Code,
     DeadlinePassedError,
     Failure,
     MalformedMessageError,
@@ -19,7 +16,7 @@ from millstream_server.runtime.errors import (
     StatusError,
 )
 from millstream_server.runtime.rpc.call import CertificateName
-from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.telemetry.log import get_log
@@ -68,6 +65,8 @@ class Stream(ServedCall):
     metadata: Sequence[tuple[str, str | bytes]]
     peer: str
     certificate_names: Sequence[CertificateName] | None
+    inbox: Inbox
+    sender: Sender
 
     def __init__(
         self, connection: Connection, stream_id: int, head: RequestHead, method: Method
@@ -82,9 +81,7 @@ class Stream(ServedCall):
         self.begun_s = connection.loop.time()
         self.limit_s = method.first_message_s or connection.options.first_message_s
         """Longest wait for its first message; None: for ever."""
-        most = method.max_request_bytes or connection.options.max_receive_bytes
-        self.inbox = Inbox(connection, stream_id, head.encoding, most, method.parse)
-        self.sender = Sender(connection, stream_id, method.serialize)
+        self._make_parts(connection, head, method)
         self.read, self.write = self.inbox.read, self.sender.write  # no call in between
         self.send_from, self.ready = self.sender.send_from, self.sender.ready
         self._life = Life.NEW
@@ -93,6 +90,11 @@ class Stream(ServedCall):
         self._deadline_s = None if head.timeout_s is None else self.begun_s + head.timeout_s
         self._timer: asyncio.TimerHandle | None = None
         self._context = contextvars.copy_context()  # what layers set is for this RPC only
+
+    def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
+        most = method.max_request_bytes or connection.options.max_receive_bytes
+        self.inbox = Inbox(connection, self.id, head.encoding, most, method.parse)
+        self.sender = Sender(connection, connection.h2.streams[self.id], self.id, method.serialize)
 
     @property
     def time_left_s(self) -> float | None:
@@ -134,7 +136,7 @@ class Stream(ServedCall):
             self._leave(self.failure or asyncio.CancelledError())
         if self._life is not Life.OVER:
             self._end()
-            self._connection.h2.reset(self.id, ErrorCodes.INTERNAL_ERROR)
+            self.sender.reset()
 
     def fail(self, failure: Failure) -> None:
         """See `ServedCall`; without a handler its status is sent now."""
@@ -160,7 +162,7 @@ class Stream(ServedCall):
         if self._life is Life.WAITS:
             self._leave(error)
         elif isinstance(error, (ServingError, StatusError)):
-            self._send_status(error.code, error.message, (*self.trailers, *to_trailers(error)))
+            self._send_failure(error)
         if self._life is not Life.OVER:
             self._end()
         if self._task is not None:
@@ -168,11 +170,12 @@ class Stream(ServedCall):
 
     def _leave(self, error: BaseException) -> None:
         """Leave the layers of an RPC that no handler has served, and send the status."""
-        self._context.run(self._method.give_up, self, error, self._send_status)
+        self._context.run(self._method.give_up, self, error, self._send_failure)
 
-    def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
+    def _send_failure(self, failure: Failure) -> None:
         if self._life is not Life.OVER:
-            self.sender.send_trailers(status_headers(code, message, trailers))
+            trailers = (*self.trailers, *to_trailers(failure))
+            self.sender.send_trailers(status_headers(failure.code, failure.message, trailers))
             self._end()
 
     def _end(self) -> None:
@@ -188,6 +191,11 @@ class Stream(ServedCall):
         self._connection.over(self.id)
 
     # ---- requests --------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._life is Life.OVER
 
     @property
     def all_read(self) -> bool:
@@ -243,7 +251,7 @@ class Stream(ServedCall):
             self.sender.send_trailers(ok_headers(self.trailers))
             self._end()
 
-    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
+    async def abort(self, failure: Failure) -> None:
         if self._life is Life.OVER:
             raise CallOverError
-        self._send_status(code, message, trailers)
+        self._send_failure(failure)

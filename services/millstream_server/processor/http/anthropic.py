@@ -1,0 +1,105 @@
+"""Anthropic's endpoints, and its errors: /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+
+from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import anthropic_requests as requests
+from millstream_server.processor.http import anthropic_schema as schema
+from millstream_server.processor.http.anthropic_output import MessageEvents, WholeMessage, event
+from millstream_server.processor.http.chats import Asked, is_read, run
+from millstream_server.processor.http.errors import sentence
+from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.schema import read
+from millstream_server.processor.text.messages import ConversationPaths
+from millstream_server.processor.text.template import ChatTemplate
+from millstream_server.runtime.errors import Failure, ServingError
+from millstream_server.runtime.rpc.http import (
+    EVENTS,
+    Endpoint,
+    HttpCall,
+    Refusal,
+    retry_after,
+    status_of,
+)
+
+_MESSAGES = msgspec.json.Decoder(schema.Messages)
+_COUNTS = msgspec.json.Decoder(schema.Count)
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_PATHS = ConversationPaths("messages", "tools")
+
+
+class Anthropic:
+    """Serves the Messages API; one per process."""
+
+    def __init__(self, core: ProcessorCore) -> None:
+        self._core = core
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("POST", "/v1/messages", self.messages, refuse),
+            Endpoint("POST", "/v1/messages/count_tokens", self.count, refuse),
+        ]
+
+    async def messages(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_MESSAGES, body, schema.UNSUPPORTED)
+        answers = requests.answers_of(asked, self._template(asked), events=self._is_read(asked))
+        if asked.stream:
+            call.respond(EVENTS)
+        chat = Asked(
+            model=asked.model,
+            tools=requests.tools_of(asked),
+            answers=answers,
+            options=requests.options_of(asked),
+            messages=lambda conversation: requests.messages_of(asked, conversation),
+        )
+        await run(self._core, chat, MessageEvents() if asked.stream else WholeMessage(), call)
+
+    async def count(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_COUNTS, body, {})
+        _, text = self._core.models.text(asked.model)
+        answers = requests.answers_of(asked, text.chat_template, events=False)
+        tools = requests.tools_of(asked) if answers.with_tools else []
+        _, ids = await self._core.prompts.of_chat(
+            text,
+            requests.messages_of(asked, None),
+            tools,
+            _PATHS,
+            answers.variables_for(text.chat_template),
+        )
+        await call.write(encode({"input_tokens": len(ids)}))
+
+    def _template(self, asked: schema.Count) -> ChatTemplate | None:
+        with contextlib.suppress(ServingError):  # the turn will say it
+            return self._core.models.text(asked.model)[1].chat_template
+        return None
+
+    def _is_read(self, asked: schema.Messages) -> bool:
+        told = bool(asked.tools) and (asked.tool_choice is None or asked.tool_choice.type != "none")
+        return is_read(self._core, asked.model, told_tools=told, constrained=False)
+
+
+def refuse(failure: Failure) -> Refusal:
+    """Return the response of a failure, as Anthropic's API says it."""
+    status = status_of(failure)
+    error = {"type": _TYPES.get(status, "api_error"), "message": sentence(failure)}
+    body: dict[str, Any] = {"type": "error", "error": error}
+    return Refusal(
+        status=status,
+        body=encode(body),
+        headers=retry_after(failure),
+        event=event("error", error=error),
+    )

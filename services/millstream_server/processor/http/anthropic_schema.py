@@ -1,0 +1,135 @@
+"""Bodies of requests, as Anthropic's Messages API has them. What isn't here is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+
+class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
+    """A file in the body."""
+
+    data: str
+
+
+class UrlSource(msgspec.Struct, tag_field="type", tag="url"):
+    """A file elsewhere."""
+
+    url: str
+
+
+class FileSource(msgspec.Struct, tag_field="type", tag="file"):
+    """Refused."""
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """A piece of text."""
+
+    text: str
+
+
+class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
+    """An image."""
+
+    source: Base64Source | UrlSource | FileSource
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """Reasoning of an earlier answer; its signature isn't checked."""
+
+    thinking: str
+
+
+class RedactedBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that no model here has made; ignored."""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call of an earlier answer."""
+
+    id: str
+    name: str
+    input: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):
+    """Refused."""
+
+
+class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
+    """What a call returned."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | ThinkingBlock
+    | RedactedBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | DocumentBlock
+)
+
+
+class Message(msgspec.Struct):
+    """A message of the conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct):
+    """A tool that the client runs; others have another type, and are refused."""
+
+    name: str
+    description: str | None = None
+    input_schema: msgspec.Raw = msgspec.Raw(b"")
+    type: Literal["custom"] | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether tools may be called, or must."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model reasons. How much, in tokens, is ignored."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class Count(msgspec.Struct, kw_only=True):
+    """The body of /v1/messages/count_tokens."""
+
+    messages: list[Message]
+    model: str = ""
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class Messages(Count, kw_only=True):
+    """The body of /v1/messages."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    # Refused
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (None,), "mcp_servers": (None, [])}
+"""Fields that are refused, and values that ask for nothing."""

@@ -1,0 +1,262 @@
+"""From a request's body to the plain types of the pipeline. No side effects."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream_server.generation.request import LogprobOptions
+from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.media.items import Modality
+from millstream_server.processor.answer_options import AnswerOptions
+from millstream_server.processor.conversation import Conversation, Options
+from millstream_server.processor.http import schema
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ChatRole,
+    MediaPart,
+    Tool,
+    ToolCall,
+)
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.priority import Priority
+
+MAX_MESSAGES = 4096
+MAX_TOP_LOGPROBS = 20
+WHOLE_INTERVAL_S = 0.25
+"""How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
+_ANY_OBJECT = '{"type": "object"}'
+_DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "ignore_eos", "seed"),
+)
+"""Fields that have the same name and value here."""
+
+
+def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: Any) -> Options:
+    """Convert what chats and completions have in common.
+
+    Raises:
+        InvalidRequestError: a part of it can't be read.
+    """
+    same = {name: v for name in _SAMPLING if (v := getattr(asked, name)) is not None}
+    if asked.min_tokens is not None:
+        same["min_new_tokens"] = asked.min_tokens
+    if asked.stop_token_ids:
+        same["stop_token_ids"] = tuple(asked.stop_token_ids)
+    if asked.logit_bias:
+        same["logit_bias"] = _bias(asked.logit_bias)
+    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    return Options(
+        path="",
+        sampling={**same, **sampling},
+        priority=Priority[(asked.priority or "normal").upper()],
+        n=1 if asked.n is None else asked.n,
+        stops=stops,
+        min_interval_s=0.0 if asked.stream else WHOLE_INTERVAL_S,
+        include_special_tokens=asked.skip_special_tokens is False,
+        session=asked.prompt_cache_key or "",
+        cache_salt=asked.cache_salt or "",
+        **more,
+    )
+
+
+def _bias(given: Mapping[str, float]) -> dict[int, float]:
+    for token in given:
+        if not (token.isascii() and token.isdigit()):
+            raise InvalidRequestError.of("logit_bias", f"{token[:32]!r} is no token id")
+    return {int(token): value for token, value in given.items()}
+
+
+def chat_options(asked: schema.Chat) -> Options:
+    """Convert a chat's options.
+
+    Raises:
+        InvalidRequestError: a part of it can't be read.
+    """
+    sampling: dict[str, Any] = {}
+    most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    if most is not None:
+        sampling["max_new_tokens"] = most
+    if (constraint := _constraint(asked.response_format)) is not None:
+        sampling["constraint"] = constraint
+    return options_of(asked, sampling, logprobs=_logprobs(asked.logprobs, asked.top_logprobs))
+
+
+def _logprobs(wanted: bool | None, top: int | None) -> LogprobOptions | None:  # noqa: FBT001
+    if not wanted:
+        if top:
+            raise InvalidRequestError.of("top_logprobs", "needs logprobs")
+        return None
+    return LogprobOptions(top=checked_top(top or 0, "top_logprobs"))
+
+
+def checked_top(top: int, field: str) -> int:
+    """Check how many alternatives are asked for.
+
+    Raises:
+        InvalidRequestError: too many, or fewer than none.
+    """
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequestError.of(field, f"must be from 0 to {MAX_TOP_LOGPROBS}, not {top}")
+    return top
+
+
+def _constraint(form: schema.ResponseFormat | None) -> Constraint | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Constraint(ConstraintKind.JSON_SCHEMA, _ANY_OBJECT)
+    if form.json_schema is None or not bytes(form.json_schema.schema):
+        raise InvalidRequestError.of("response_format.json_schema.schema", "is missing")
+    return Constraint(ConstraintKind.JSON_SCHEMA, bytes(form.json_schema.schema).decode())
+
+
+# ---- tools and reasoning -------------------------------------------------------------------------
+
+
+def tools_of(asked: schema.Chat) -> list[Tool]:
+    """Convert the tools; the schemas stay as they were written."""
+    return [
+        Tool(
+            tool.function.name,
+            tool.function.description or "",
+            schema_text(bytes(tool.function.parameters)),
+            bool(tool.function.strict),
+        )
+        for tool in asked.tools or ()
+    ]
+
+
+def schema_text(raw: bytes) -> str:
+    """Return a tool's JSON Schema as text; null is none."""
+    return "" if raw == b"null" else raw.decode()
+
+
+def answers_of(asked: schema.Chat, *, events: bool) -> AnswerOptions:
+    """Convert what a chat asks of its answer, which is told apart if ``events``.
+
+    Raises:
+        InvalidRequestError: it is contradictory.
+    """
+    choice, only = asked.tool_choice, ""
+    if isinstance(choice, schema.NamedTool):
+        only = choice.function.name
+        if only not in [tool.function.name for tool in asked.tools or ()]:
+            raise InvalidRequestError.of("tool_choice.function.name", "is none of tools")
+    must_call = choice == "required" or bool(only)
+    if must_call and not asked.tools:
+        raise InvalidRequestError.of("tool_choice", "asks for a call, and there are no tools")
+    return AnswerOptions(
+        events=events,
+        with_tools=choice != "none",
+        one_call=asked.parallel_tool_calls is False,
+        must_call=must_call,
+        only=only,
+        variables=_variables(asked),
+    )
+
+
+def _variables(asked: schema.Chat) -> Mapping[str, Sequence[tuple[str, Any]]]:
+    """Return what templates call it; each knows at most one of the names."""
+    found: dict[str, Sequence[tuple[str, Any]]] = {}
+    effort, given = asked.reasoning_effort, asked.chat_template_kwargs
+    if effort == "none":
+        found["reasoning_effort"] = _thinking(on=False)
+    elif effort is not None:
+        found["reasoning_effort"] = [("reasoning_effort", effort)]
+    if given is None:
+        return found
+    for name in ("enable_thinking", "thinking"):
+        if (on := getattr(given, name)) is not None:
+            found[f"chat_template_kwargs.{name}"] = _thinking(on=on)
+    if given.reasoning_effort is not None:
+        variables = [("reasoning_effort", given.reasoning_effort)]
+        found["chat_template_kwargs.reasoning_effort"] = variables
+    return found
+
+
+def _thinking(*, on: bool) -> Sequence[tuple[str, bool]]:
+    return [("enable_thinking", on), ("thinking", on)]
+
+
+# ---- messages ------------------------------------------------------------------------------------
+
+
+def messages_of(asked: schema.Chat, conversation: Conversation) -> tuple[ChatMessage, ...]:
+    """Convert the messages; files in them count as held by the conversation.
+
+    Raises:
+        ServingError: there are none or too many, or a part of one can't be taken.
+    """
+    if not 0 < len(asked.messages) <= MAX_MESSAGES:
+        raise InvalidRequestError.of("messages", f"1 to {MAX_MESSAGES} are needed")
+    return tuple(
+        _message(message, f"messages[{index}]", conversation)
+        for index, message in enumerate(asked.messages)
+    )
+
+
+def _message(message: schema.Message, path: str, conversation: Conversation) -> ChatMessage:
+    content = message.content
+    parts: tuple[str | MediaPart, ...] = ()
+    if isinstance(content, list):
+        parts = tuple(
+            _part(part, f"{path}.content[{index}]", conversation)
+            for index, part in enumerate(content)
+        )
+        content = "".join(part for part in parts if isinstance(part, str))
+        if all(isinstance(part, str) for part in parts):
+            parts = ()
+    calls = message.tool_calls or ()
+    return ChatMessage(
+        ChatRole(message.role),
+        content or "",
+        tuple(ToolCall(c.id, c.function.name, c.function.arguments or "{}") for c in calls),
+        message.tool_call_id or "",
+        message.name or "",
+        path,
+        parts,
+        message.reasoning_content or message.reasoning or "",
+    )
+
+
+def _part(part: schema.Part, path: str, conversation: Conversation) -> str | MediaPart:
+    if isinstance(part, schema.TextPart):
+        return part.text
+    if isinstance(part, schema.RefusalPart):
+        return part.refusal
+    if isinstance(part, schema.ImagePart):
+        return _media(Modality.IMAGE, part.image_url.url, f"{path}.image_url.url", conversation)
+    if isinstance(part, schema.VideoPart):
+        return _media(Modality.VIDEO, part.video_url.url, f"{path}.video_url.url", conversation)
+    raise UnsupportedFeatureError.of(path, "this server takes text, images and videos only")
+
+
+def _media(modality: Modality, url: str, path: str, conversation: Conversation) -> MediaPart:
+    head = _DATA.match(url[:256])
+    if head is None:
+        if url[:5].lower() == "data:":
+            raise InvalidRequestError.of(path, "a data URL needs ;base64")
+        return MediaPart(modality, path, url=url)
+    return media_in_base64(modality, url[head.end() :], path, conversation)
+
+
+def media_in_base64(
+    modality: Modality, encoded: str, path: str, conversation: Conversation
+) -> MediaPart:
+    """Decode a file, which counts as held by the conversation.
+
+    Raises:
+        InvalidRequestError: it isn't base64.
+        OverloadedError: there is no memory for it.
+    """
+    conversation.uploads.hold.take(len(encoded) * 3 // 4)
+    try:
+        return MediaPart(modality, path, data=base64.b64decode(encoded, validate=True))
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError.of(path, "isn't base64") from None

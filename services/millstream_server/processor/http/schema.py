@@ -1,0 +1,264 @@
+"""Bodies of requests, as OpenAI's API has them. What isn't here is ignored, as OpenAI does.
+
+A field that is known but can't be done is here all the same, in `UNSUPPORTED`, and is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+
+T = TypeVar("T")
+
+_AT = re.compile(r"(?P<why>.*?) - at `\$\.?(?P<path>[^`]*)`", re.DOTALL)
+
+
+class ImageUrl(msgspec.Struct):
+    """Where an image or a video is."""
+
+    url: str
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A piece of text."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    """What an earlier answer refused."""
+
+    refusal: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+    """An image."""
+
+    image_url: ImageUrl
+
+
+class VideoPart(msgspec.Struct, tag_field="type", tag="video_url"):
+    """A video."""
+
+    video_url: ImageUrl
+
+
+class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
+    """Refused."""
+
+
+class FilePart(msgspec.Struct, tag_field="type", tag="file"):
+    """Refused."""
+
+
+Part = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | FilePart
+
+
+class CalledFunction(msgspec.Struct):
+    """A call's tool and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class Call(msgspec.Struct):
+    """A call of an earlier answer."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct):
+    """A message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Function(msgspec.Struct):
+    """A tool."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"")
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool, of the one type that there is here."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """The one tool that must be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(msgspec.Struct):
+    """A JSON Schema and its name."""
+
+    schema: msgspec.Raw = msgspec.Raw(b"")
+    name: str = ""
+
+
+class ResponseFormat(msgspec.Struct):
+    """What an answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream of events has besides."""
+
+    include_usage: bool | None = None
+
+
+class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Variables of the model's chat template."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+
+
+class Generation(msgspec.Struct, kw_only=True):
+    """What chats and completions have in common."""
+
+    model: str = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    priority: Literal["low", "normal", "high"] | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
+
+
+class Chat(Generation, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    # Refused
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    modalities: list[str] | None = None
+    store: bool | None = None
+    verbosity: str | None = None
+
+
+Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]], msgspec.Meta(min_length=1)]
+
+
+class Completion(Generation, kw_only=True):
+    """The body of /v1/completions."""
+
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    # Refused
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (None,),
+    "functions": (None,),
+    "function_call": (None,),
+    "web_search_options": (None,),
+    "modalities": (None, ["text"]),
+    "store": (None, False),
+    "verbosity": (None, "medium"),
+    "prompt_logprobs": (None,),
+    "use_beam_search": (None, False),
+    "suffix": (None, ""),
+    "echo": (None, False),
+}
+"""Fields that are refused, and values that ask for nothing."""
+_INSTEAD = {
+    "functions": "; use tools",
+    "function_call": "; use tool_choice",
+    "echo": "; put the prompt in front of the text yourself",
+    "store": "; the server keeps no conversations",
+}
+
+
+def read(
+    decoder: msgspec.json.Decoder[T],
+    body: bytes,
+    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
+) -> T:
+    """Read a body; ``unsupported`` is as `UNSUPPORTED`.
+
+    Raises:
+        InvalidRequestError: it is no JSON, or a field has another type; or
+            (`UnsupportedFeatureError`) asks for what this server can't do.
+    """
+    try:
+        found = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _violation(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequestError("the body is nested too deep") from None
+    for name, nothing in unsupported.items():
+        if getattr(found, name, None) not in nothing:
+            why = f"is not supported by this server{_INSTEAD.get(name, '')}"
+            raise UnsupportedFeatureError.of(name, why)
+    return found
+
+
+def _violation(text: str) -> InvalidRequestError:
+    found = _AT.fullmatch(text)
+    if found is None:
+        return InvalidRequestError(f"the body isn't as it should be: {text}")
+    return InvalidRequestError.of(found["path"] or "body", found["why"])

@@ -1,0 +1,323 @@
+"""A connection of HTTP/1.1: requests one after another, each served as an RPC is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.rpc.call import CertificateName, key_of_address
+from millstream_server.runtime.rpc.ledger import Place
+from millstream_server.runtime.rpc.serving import Method, no_first_message
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.headers import RequestHead
+from millstream_server.runtime.transport.http1_output import Http1Sender, head
+from millstream_server.runtime.transport.http1_requests import (
+    BrokenError,
+    Request,
+    RequestReader,
+)
+from millstream_server.runtime.transport.http_stream import Asked, Body, HttpStream
+from millstream_server.runtime.transport.intake import STREAM_S, Intake, Work
+from millstream_server.runtime.transport.output import NoWindow, Outbox
+from millstream_server.runtime.transport.probes import PROBES, ProbeResponse, refusal, respond
+from millstream_server.runtime.transport.sockets import certificate_names, peer_name
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.server import H2Server
+
+log = get_log(__name__)
+
+_NOT_COUNTED_BYTES = 1024
+_IDLE_S = 620.0
+"""Longest time without a request. Load balancers keep idle connections for 60 to 600 s, and must be
+the ones that close them: else a request may be on its way when the server does."""
+_LINGER_S = 1.0
+"""How long the rest of a request is read and dropped: closing with unread bytes resets the
+connection, and a client may lose the response."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NO_ALPN = b"PRI * HTTP/2"
+
+
+class Http1Connection(asyncio.Protocol):
+    """Serves a connection. All calls come from the event loop's thread.
+
+    To its stream it is what `connection.Connection` is to one of HTTP/2.
+    """
+
+    def __init__(self, server: H2Server, place: Place) -> None:
+        """Serve requests of ``server``; ``place`` is given back at the end."""
+        self.server = server
+        self.options = server.options
+        self.loop = asyncio.get_running_loop()
+        self.out = Outbox(self.loop)
+        self.bounds = bounds = server.bounds
+        self.streams: dict[int, HttpStream] = {}
+        """The one that is served, if any."""
+        self.silent: dict[int, HttpStream] = {}
+        """Likewise, while its body hasn't come whole."""
+        self.peer = self.caller_key = ""
+        self.certificate_names: Sequence[CertificateName] | None = None
+        self.work_begun_s = 0.0
+        """About what requests will take whose bodies have come in this slice."""
+        self.stuck_bytes = 0
+        """In the socket's buffer while it is full."""
+        self.head_bytes = 0
+        """Of heads that haven't come whole, and of what waits behind a request; as counted."""
+        self._place = place
+        place.opened = True
+        place.give_up = self.abort
+        now_s = self.loop.time()
+        work = Work(bounds.work, now_s)
+        self._intake = Intake(self.loop, work, self._take, self._start, lambda: bool(self.silent))
+        self._reader = RequestReader(self.options.max_metadata_bytes)
+        self._starting: HttpStream | None = None
+        self._last_id = 0
+        self._since_s = now_s
+        """Since when no request is served, or one has begun to come."""
+        age_s = self.options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311
+        self._leaves_s = now_s + age_s if age_s else math.inf
+        self.takes_no_more = self._ended = False
+        self._transport: Any = None
+
+    # ---- the socket ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self.out.open(transport, NoWindow())
+        self._intake.open(transport)
+        self.peer = peer_name(transport.get_extra_info("peername"))
+        self.caller_key = key_of_address(self.peer)
+        self.certificate_names = certificate_names(transport)
+        self.server.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.bounds.taken_bytes += len(data)
+        if data.startswith(_NO_ALPN) and not self._last_id:
+            self._answer(refusal(400, "HTTP/2 over TLS needs the ALPN protocol h2"))
+        elif not self._reader.deaf:
+            self._intake.take(data)
+
+    def pause_writing(self) -> None:
+        """See `Connection.pause_writing`."""
+        self.out.pause()
+        self.stuck_bytes = self._transport.get_write_buffer_size()
+        self.bounds.unsent.add(self, self.stuck_bytes)
+
+    def resume_writing(self) -> None:
+        self._unstuck()
+        self.out.resume()
+
+    def _unstuck(self) -> None:
+        stuck, self.stuck_bytes = self.stuck_bytes, 0
+        self.bounds.unsent.remove(self, stuck)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        for stream in list(self.streams.values()):
+            stream.lost()
+        self._unstuck()
+        self.out.close()
+        self.server.forget(self)
+        self._place.free()
+
+    def abort(self) -> None:
+        self._stop()
+        self._unstuck()
+        self._transport.abort()
+
+    def _stop(self) -> None:
+        self._ended = True
+        self._intake.stop()
+        self._reader.close()
+        self._count(0)
+
+    def _close(self, *, linger: bool = False) -> None:
+        """Close behind what is to be sent; ``linger``: the caller may still be sending."""
+        if self._ended:
+            return
+        self._stop()
+        self.out.flush()
+        if linger and self._transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the caller has reset it
+                self._transport.write_eof()
+        else:
+            self._transport.close()
+        self.loop.call_later(_LINGER_S, self._transport.abort)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> bool:
+        """Take a slice of what came; return whether there is more to take."""
+        begun = self._reader.begun
+        try:
+            self._begin_next()  # what was parsed behind the last one
+            more = self._reader.take(data)
+            self._begin_next()
+        except BrokenError as error:
+            self._refuse(error)
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug must end this connection only
+            log.error("a connection failed", error=error, peer=self.peer)
+            self.abort()
+            return False
+        if not begun:
+            self._since_s = self.loop.time()
+        self._count(self._reader.held_bytes)
+        return more
+
+    def _refuse(self, error: BrokenError) -> None:
+        stream = next(iter(self.streams.values()), None)
+        if stream is None:
+            self._answer(refusal(error.status, str(error)))
+            return
+        self._reader.deaf = True
+        stream.fail(InvalidRequestError(f"the body can't be read: {error}"))
+
+    def _count(self, nbytes: int) -> None:
+        """Count what isn't parsed in the bound of all; it may end this connection."""
+        nbytes = nbytes if nbytes > _NOT_COUNTED_BYTES else 0
+        more, self.head_bytes = nbytes - self.head_bytes, nbytes
+        if more > 0:
+            self.bounds.received.add(self, more)
+        elif more:
+            self.bounds.received.remove(self, -more)
+
+    def shed_head(self) -> None:
+        self.abort()
+
+    def _begin_next(self) -> None:
+        """Begin to serve the first request whose head is there, if none is served.
+
+        Raises:
+            BrokenError: its head breaks a rule.
+        """
+        request = self._reader.first
+        if self.streams or request is None or not request.verb:
+            return
+        request.check(self.options.max_metadata_bytes)
+        target, endpoints = request.target.decode("latin-1"), self.server.endpoints
+        path, content_type = target.partition("?")[0], request.value(b"content-type")
+        if endpoints is None or path in PROBES or content_type.startswith("application/grpc"):
+            self._answer(respond(request.verb, target, content_type, self.server.states))
+            return
+        self._last_id += 1
+        headers: list[tuple[str, str | bytes]] = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers
+        ]
+        asked = Asked(request.verb, target, headers)
+        found = endpoints.find(request.verb, path)
+        stream = self._starting = Http1Stream(self, self._last_id, asked, found)
+        self.streams[stream.id] = stream
+        self.bounds.streams.add(self)
+        self._place.mark_used()
+        request.serve(stream)
+
+    def _start(self) -> float:
+        """Start the request that has begun; return about how long, in seconds, its work takes."""
+        work_s, self.work_begun_s = self.work_begun_s, 0.0
+        stream, self._starting = self._starting, None
+        if stream is None:
+            return work_s
+        stream.start()
+        request = self._reader.first
+        if request is not None and request.stream is stream and request.waits:
+            self.out.send(_CONTINUE)
+        return work_s + STREAM_S
+
+    def _answer(self, answer: ProbeResponse) -> None:
+        """Answer the first request without serving it, and close."""
+        request = self._reader.first
+        body = b"" if request is not None and request.verb == "HEAD" else answer.body
+        # `upgrade` must be named here (RFC 9110, 7.8).
+        named = [name for name, _ in answer.headers if name == "upgrade"]
+        length = ("content-length", str(len(answer.body)))
+        closes = ("connection", ", ".join(["close", *named]))
+        headers = (*answer.headers, length, closes)
+        self.out.send(head(answer.status, headers, closes=False) + body)
+        self._close(linger=request is None or not request.whole)
+
+    # ---- for its stream, as `Connection` ---------------------------------------------------------
+
+    @property
+    def request(self) -> Request:
+        """The request that is served."""
+        return self._reader.requests[0]
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends behind the response that begins."""
+        request = self._reader.first
+        return self.takes_no_more or request is None or not (request.keeps and request.whole)
+
+    def awaits_message(self, stream_id: int) -> None:
+        self.silent[stream_id] = self.streams[stream_id]
+        self.bounds.silent.add(self)
+
+    def heard(self, stream_id: int, *, message: bool) -> None:
+        if self.silent.pop(stream_id, None) is not None:
+            self.bounds.silent.remove(self)
+
+    def over(self, stream_id: int) -> None:
+        """Go on with the next request, or close, if the response was sent."""
+        stream = self.streams.get(stream_id)
+        if stream is None or not stream.is_over:
+            return  # ended for a bound: its response follows
+        del self.streams[stream_id]
+        self.bounds.streams.remove(self)
+        if self._ended:
+            return
+        request = self._reader.requests.popleft()
+        self._since_s = self.loop.time()
+        self._place.mark_unused()
+        if self.takes_no_more or not (request.keeps and request.whole):
+            self._close(linger=not request.whole)
+        else:
+            self.loop.call_soon(self._intake.take, b"")
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Let the open request end, take no new one, then close."""
+        self.takes_no_more = True
+        if not self.streams:
+            self._close()
+
+    def tick(self, now_s: float) -> None:
+        """Check times; called about once a second."""
+        if now_s >= self._leaves_s:
+            self._leaves_s = math.inf
+            self.takes_no_more = True  # the next response says so: its client may be sending now
+        for stream in list(self.silent.values()):
+            if stream.limit_s is not None and now_s - stream.begun_s >= stream.limit_s:
+                stream.fail(no_first_message(stream.limit_s))
+        limit_s = self.options.headers_s if self._reader.begun else _IDLE_S
+        if not self.streams and now_s - self._since_s > limit_s:
+            self._close()
+
+
+class Http1Stream(HttpStream):
+    """A request on HTTP/1.1."""
+
+    __slots__ = ()
+
+    def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
+        most = method.max_request_bytes or connection.options.max_receive_bytes
+        self.inbox = _Body(connection, self.id, b"identity", most, method.parse)
+        request = connection.request
+        self.sender = Http1Sender(
+            connection, self.id, bare=self.verb == "HEAD", chunks=request.version != "1.0"
+        )
+
+
+class _Body(Body):
+    """A body on HTTP/1.1."""
+
+    __slots__ = ()
+
+    def credit(self) -> None:
+        """Do nothing: there are no windows."""

@@ -1,0 +1,205 @@
+"""Requests of HTTP/1.1 as they come on a connection, parsed in slices by httptools (llhttp).
+
+It refuses what two parsers might read differently: two lengths, a length beside chunks, bare line
+feeds, folded headers, blanks in names (RFC 9112, 11.2).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import httptools
+
+from millstream_server.runtime.transport.http_stream import HttpStream
+
+_SLICE_BYTES = 16 << 10
+"""Parsed at once: some hundred of the shortest requests, in about a millisecond."""
+_MOST_AHEAD_BYTES = 64 << 10
+"""Of requests that are sent before the response of the one before them; few clients do that."""
+_VERSIONS = ("1.0", "1.1")
+
+
+class BrokenError(Exception):
+    """What came is no request that can be served; nothing behind it can be read."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as far as it was parsed."""
+
+    target: bytes = b""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Names are lower case."""
+    verb: str = ""
+    """Empty until the head is there."""
+    version: str = ""
+    keeps: bool = False
+    """Its client lets the connection stay open."""
+    whole: bool = False
+    body: list[bytes] = field(default_factory=list)
+    """What came before it was its turn."""
+    stream: HttpStream | None = None
+    """Set when it is its turn."""
+
+    def value(self, name: bytes) -> str:
+        """Return a header's value; several are joined, as HTTP has it."""
+        return b", ".join([v for n, v in self.headers if n == name]).decode("latin-1")
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client sends the body only when it is told to."""
+        return not self.whole and self.value(b"expect").lower() == "100-continue"
+
+    def serve(self, stream: HttpStream) -> None:
+        """Give what has come and what comes to ``stream``."""
+        self.stream = stream
+        for part in self.body:
+            stream.received(part, 0)
+        self.body.clear()
+        if self.whole:
+            stream.closed_by_client()
+
+    def check(self, most_head_bytes: int) -> None:
+        """Check what the parser doesn't.
+
+        Raises:
+            BrokenError: the head breaks a rule.
+        """
+        if len(self.target) + sum([len(n) + len(v) for n, v in self.headers]) > most_head_bytes:
+            raise _too_long(most_head_bytes)
+        if self.version not in _VERSIONS:
+            raise BrokenError(505, "the request isn't HTTP/1.1")
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and self.version != "1.0"):
+            raise BrokenError(400, "the request isn't HTTP/1.1: it needs one Host header")
+        if self.version == "1.0" and self.value(b"transfer-encoding"):
+            raise BrokenError(400, "the request isn't HTTP/1.0: that has no Transfer-Encoding")
+
+
+def _too_long(most_bytes: int) -> BrokenError:
+    return BrokenError(431, f"the request's headers have more than {most_bytes} bytes")
+
+
+class RequestReader:
+    """Parses what comes. The first of `requests` is served; those behind it wait."""
+
+    def __init__(self, most_head_bytes: int) -> None:
+        """Take heads of up to ``most_head_bytes``."""
+        self.requests: deque[Request] = deque()
+        self.held_bytes = 0
+        """Of what isn't parsed, and of the head begun."""
+        self.deaf = False
+        """What comes is dropped."""
+        self._most_head_bytes = most_head_bytes
+        self._head_bytes = 0
+        self._unread = bytearray()
+        self._parser: Any = httptools.HttpRequestParser(self)
+
+    @property
+    def first(self) -> Request | None:
+        return self.requests[0] if self.requests else None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a request has begun to come."""
+        return bool(self.requests or self._head_bytes)
+
+    def close(self) -> None:
+        """Forget all; nothing can be taken any more."""
+        self.deaf = True
+        self.requests.clear()
+        self._unread = bytearray()
+        self.held_bytes = 0
+        self._parser = None  # it knows this object
+
+    def take(self, data: bytes) -> bool:
+        """Parse a slice of what came; return whether there is more that can be parsed now.
+
+        Raises:
+            BrokenError: it can't be parsed.
+        """
+        if self.deaf:
+            return False
+        self._unread += data
+        if self._must_wait:
+            if len(self._unread) > _MOST_AHEAD_BYTES:
+                self._stop_reading()
+        elif self._unread:
+            part = bytes(self._unread[:_SLICE_BYTES])
+            del self._unread[:_SLICE_BYTES]
+            self._parse(part)
+        self.held_bytes = len(self._unread) + self._head_bytes
+        return bool(self._unread) and not self._must_wait
+
+    @property
+    def _must_wait(self) -> bool:
+        return bool(self.requests) and self.requests[0].whole
+
+    def _stop_reading(self) -> None:
+        """Drop what comes; the connection closes behind the first request's response."""
+        self.deaf = True
+        self._unread = bytearray()
+        while len(self.requests) > 1:
+            self.requests.pop()
+        if self.requests:
+            self.requests[0].keeps = False
+
+    def _parse(self, part: bytes) -> None:
+        before = len(self.requests)
+        try:
+            self._parser.feed_data(part)
+        except httptools.HttpParserUpgrade:
+            # It may be ignored; what follows may not be HTTP/1.1.
+            self.deaf = True
+            self.requests[-1].keeps = False
+        except httptools.HttpParserError:
+            self._fail(BrokenError(400, "the request isn't HTTP/1.1 as it should be"))
+        last = self.requests[-1] if self.requests else None
+        if last is None or last.verb:
+            self._head_bytes = 0
+            return
+        self._head_bytes = len(part) + (self._head_bytes if len(self.requests) == before else 0)
+        if self._head_bytes > self._most_head_bytes:
+            self._fail(_too_long(self._most_head_bytes))
+
+    def _fail(self, error: BrokenError) -> None:
+        first = self.first
+        if first is None or not first.whole:
+            raise error
+        self._stop_reading()  # what came before it is still served
+
+    # ---- the parser's callbacks
+
+    def on_message_begin(self) -> None:
+        self.requests.append(Request())
+
+    def on_url(self, url: bytes) -> None:
+        self.requests[-1].target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.requests[-1].headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        request, parser = self.requests[-1], self._parser
+        request.verb = parser.get_method().decode("ascii")
+        request.version = parser.get_http_version()
+        request.keeps = parser.should_keep_alive() and request.version != "1.0"
+
+    def on_body(self, data: bytes) -> None:
+        request = self.requests[-1]
+        if request.stream is not None:
+            request.stream.received(data, 0)
+        else:
+            request.body.append(data)
+
+    def on_message_complete(self) -> None:
+        request = self.requests[-1]
+        request.whole = True
+        if request.stream is not None:
+            request.stream.closed_by_client()

@@ -1,0 +1,209 @@
+"""A request of HTTP that isn't gRPC: one body in, one response out, whole or in pieces.
+
+`HttpStream` is served as an RPC is. On HTTP/2 it is a stream (`Http2Stream`), on HTTP/1.1 the one
+request that a connection serves at a time (`http1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from h2.errors import ErrorCodes
+
+from millstream_server.runtime.errors import Failure
+from millstream_server.runtime.rpc.http import (
+    EVENTS,
+    JSON,
+    REQUEST_ID,
+    BodyTooLargeError,
+    Endpoint,
+    Headers,
+    Refusal,
+    request_id_of,
+)
+from millstream_server.runtime.rpc.serving import Method
+from millstream_server.runtime.transport.headers import Header, RequestHead
+from millstream_server.runtime.transport.inbox import Inbox
+from millstream_server.runtime.transport.intake import REQUEST_S
+from millstream_server.runtime.transport.output import Sender
+from millstream_server.runtime.transport.stream import Stream
+
+_OF_EVENTS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+"""Proxies, nginx among them, then pass each event on at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The head of a request."""
+
+    verb: str
+    target: str
+    """The path with its query."""
+    metadata: list[tuple[str, str | bytes]]
+    """Its headers; names are lower case."""
+
+
+class Body(Inbox):
+    """A request's body: one message, which is whole when the caller's side ends."""
+
+    __slots__ = ()
+
+    def feed(self, data: bytes, nbytes: int) -> int:
+        """See `Inbox`; no bytes complete it.
+
+        Raises:
+            BodyTooLargeError: it is too large.
+        """
+        self._uncredited += nbytes
+        if len(self._buffer) + len(data) > self._most:
+            raise BodyTooLargeError(self._most)
+        self._buffer += data
+        return 0
+
+    def end(self) -> None:
+        self.begun = True
+        self._messages.append(bytes(self._buffer))
+        self._message_bytes += len(self._buffer)
+        self._buffer = bytearray()
+        self.count()
+
+
+class HttpStream(Stream):
+    """A `runtime.rpc.http.HttpCall`."""
+
+    __slots__ = ("_refuse", "query", "request_id", "route", "verb")
+
+    sender: BodySender
+
+    def __init__(
+        self,
+        connection: Any,
+        stream_id: int,
+        asked: Asked,
+        found: tuple[Endpoint, Method],
+    ) -> None:
+        """Serve a request by what was ``found`` for it."""
+        endpoint, method = found
+        self.verb, self.route = asked.verb, endpoint.path
+        self.query = asked.target.partition("?")[2]
+        self.request_id = request_id_of(asked.metadata)
+        self._refuse = endpoint.refuse
+        super().__init__(connection, stream_id, RequestHead(method.name, metadata=asked.metadata),
+                         method)  # fmt: skip
+        self.respond(JSON)
+
+    def respond(self, content_type: str) -> None:
+        more = _OF_EVENTS if content_type == EVENTS else ()
+        self.sender.headers = (("content-type", content_type), *more, self._id_header)
+
+    @property
+    def _id_header(self) -> tuple[str, str]:
+        return (REQUEST_ID, self.request_id)
+
+    @property
+    def status(self) -> int:
+        return self.sender.status
+
+    def closed_by_client(self) -> None:
+        inbox = self.inbox
+        if not inbox.ended:
+            inbox.end()
+            self._connection.work_begun_s += REQUEST_S
+            self._connection.heard(self.id, message=True)
+            inbox.ended = True
+        self._wake()
+
+    def complete(self) -> None:
+        if not self.is_over:
+            self.sender.finish()
+            self._end()
+
+    def _send_failure(self, failure: Failure) -> None:
+        if self.is_over:
+            return
+        refusal = self._refuse(failure)
+        if self.sender.status:
+            self.sender.break_off(refusal.event)
+        else:
+            headers = (("content-type", refusal.content_type), *refusal.headers, self._id_header)
+            self.sender.refuse(refusal, headers)
+        self._end()
+
+
+class BodySender(Sender):
+    """Sends a response of HTTP/2: a head, then its body as it comes, in frames that fit."""
+
+    __slots__ = ("_torn", "headers", "status")
+
+    def __init__(self, connection: Any, window: Any, stream_id: int) -> None:
+        super().__init__(connection, window, stream_id, bytes)
+        self.headers: Headers = ()
+        """Of a response that is good."""
+        self.status = 0
+        """That was sent; 0: none was."""
+        self._torn = False
+        """The caller has a part of a piece whose rest was dropped."""
+
+    def send_whole(self, data: bytes) -> bool:
+        """Return False: each piece waits, and `send_part` divides it."""
+        return False
+
+    def _framed(self, data: bytes) -> bytes:
+        return data
+
+    def drop(self) -> None:
+        self._torn |= bool(self.unsent)
+        super().drop()
+
+    def _send_headers(self, headers: Sequence[Header] = (), *, end: bool = False) -> None:
+        self.status = self.status or 200
+        super()._send_headers(headers or fields(self.status, self.headers), end=end)
+
+    def finish(self) -> None:
+        """End a good response."""
+        if not self._begun:
+            self._send_headers(end=True)
+        else:
+            self._end_stream()
+
+    def refuse(self, refusal: Refusal, headers: Headers) -> None:
+        """Send a failure's response, whole."""
+        self.status = refusal.status
+        length = ("content-length", str(len(refusal.body)))
+        self._send_headers(fields(refusal.status, (*headers, length)))
+        self._end_stream(refusal.body)
+
+    def break_off(self, event: bytes) -> None:
+        """End a response that has begun: with an event that says why, if it is one of events."""
+        if self._torn or not event or self.headers[0][1] != EVENTS:
+            self.reset()
+        else:
+            self._end_stream(event)
+
+    def _end_stream(self, data: bytes = b"") -> None:
+        h2 = self._connection.h2
+        if not h2.can_send(self._id):
+            return
+        if len(data) > min(h2.local_flow_control_window(self._id), h2.max_outbound_frame_size):
+            h2.reset(self._id, ErrorCodes.INTERNAL_ERROR)  # a caller that reads nothing
+            return
+        h2.send_data(self._id, data, end_stream=True)
+        h2.ask_for_no_more(self._id)
+
+
+def fields(status: int, headers: Headers) -> list[Header]:
+    """Make HTTP/2's fields of a response's head."""
+    return [(b":status", b"%d" % status), *((n.encode(), v.encode()) for n, v in headers)]
+
+
+class Http2Stream(HttpStream):
+    """A request on HTTP/2."""
+
+    __slots__ = ()
+
+    def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
+        most = method.max_request_bytes or connection.options.max_receive_bytes
+        self.inbox = Body(connection, self.id, b"identity", most, method.parse)
+        self.sender = BodySender(connection, connection.h2.streams[self.id], self.id)

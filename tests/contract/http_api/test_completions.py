@@ -1,0 +1,77 @@
+"""/v1/completions: what it answers, whole and in events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.alphabet import alphabet_model
+from millstream_testing.in_process import InProcessProcessor, suite
+from tests.support.clients.http_api import ask, client
+
+PATH = "/v1/completions"
+
+
+@pytest_asyncio.fixture
+async def front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[InProcessProcessor]:
+    model = TextModel.load(alphabet_model(tmp_path_factory.mktemp("plain") / "model"))
+    async with suite(model) as (served, _):
+        yield served
+
+
+@pytest.mark.parametrize("prompt", ["ab", ["ab"], [67, 68], [[67, 68]]])
+async def test_a_text_or_token_ids_go_on(front: InProcessProcessor, prompt: Any) -> None:
+    async with client(front.address) as openai:
+        answer = await openai.completions.create(
+            model="tiny", prompt=prompt, max_tokens=4, logprobs=1
+        )
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == ("cdef", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens == ["c", "d", "e", "f"]
+    assert choice.logprobs.text_offset == [0, 1, 2, 3]
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 6
+
+
+async def test_the_same_in_events(front: InProcessProcessor) -> None:
+    body = {"model": "tiny", "prompt": "ab", "max_tokens": 4, "stream": True, "logprobs": 0}
+    response = await ask(front.port, PATH, body)
+    choices = [event["choices"][0] for event in response.events]
+    assert {event["object"] for event in response.events} == {"text_completion"}
+    assert "".join(choice["text"] for choice in choices) == "cdef"
+    assert [at for c in choices for at in c["logprobs"]["text_offset"]] == [0, 1, 2, 3]
+    assert [choice["finish_reason"] for choice in choices][-1] == "length"
+
+
+async def test_without_a_number_it_has_16_tokens(front: InProcessProcessor) -> None:
+    response = await ask(front.port, PATH, {"model": "tiny", "prompt": "A"})
+    assert response.json["choices"][0]["text"] == "BCDEFGHIJKLMNOPQ"
+
+
+@pytest.mark.parametrize(
+    ("changed", "param", "says"),
+    [
+        ({"prompt": ["a", "b"]}, "prompt", "one prompt in a request"),
+        ({"prompt": [1, "b"]}, "prompt", "a text or a list of token ids"),
+        ({"prompt": []}, "prompt", "a text or a list of token ids"),
+        ({"prompt": [-1]}, "prompt", "a text or a list of token ids"),
+        ({"prompt": [100_000]}, "prompt[0]", "0 to 439"),
+        ({"echo": True}, "echo", "not supported by this server"),
+        ({"suffix": "x"}, "suffix", "not supported by this server"),
+        ({"best_of": 3}, "best_of", "must be n"),
+        ({"logprobs": 21}, "logprobs", "from 0 to 20"),
+    ],
+)
+async def test_refusals(
+    front: InProcessProcessor, changed: dict[str, object], param: str, says: str
+) -> None:
+    body = {"model": "tiny", "prompt": "ab", **changed}
+    response = await ask(front.port, PATH, body)
+    error = response.json["error"]
+    assert (response.status, error["param"]) == (400, param)
+    assert says in error["message"]

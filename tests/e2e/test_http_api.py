@@ -1,0 +1,52 @@
+"""OpenAI's client over HTTP, on real SGLang, through a hand-off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Suite
+from tests.support.clients.http_api import client
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+_HI: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+
+
+async def test_a_chat_streams_calls_a_tool_and_keeps_a_schema(suite: Suite) -> None:
+    async with client(suite.front_disaggregated.address) as api:
+        whole = await api.chat.completions.create(**_HI, max_tokens=12, logprobs=True)
+        stream = await api.chat.completions.create(
+            **_HI, max_tokens=12, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[-1].usage == whole.usage
+        logprobs: Any = whole.choices[0].logprobs
+        assert len(logprobs.content) == 12
+
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
+        kept = await api.chat.completions.create(**_HI, response_format=form, max_tokens=40)
+        assert 1 <= json.loads(kept.choices[0].message.content or "")["n"] <= 99
+
+        function: Any = {"name": "count", "parameters": _SCHEMA}
+        called = await api.chat.completions.create(
+            **_HI,
+            tools=[{"type": "function", "function": function}],
+            tool_choice={"type": "function", "function": {"name": "count"}},
+            parallel_tool_calls=False,
+            max_tokens=200,
+        )
+    calls: Any = called.choices[0].message.tool_calls
+    assert [call.function.name for call in calls] == ["count"]
+    assert 1 <= json.loads(calls[0].function.arguments)["n"] <= 99
+    assert called.choices[0].finish_reason == "tool_calls"
