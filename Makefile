@@ -9,7 +9,7 @@ VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 VLLM_TESTS := tests/contract/test_engine_conformance.py tests/contract/vectors/test_embedder_conformance.py \
   tests/unit/processor_text/test_mistral_vocabularies.py \
-  tests/integration/vllm_engine --ignore=tests/integration/vllm_engine/test_processes.py
+  tests/integration/vllm_engine
 # Tools for the tests of the Helm chart
 DEPLOY := .venv-deploy
 DEPLOY_READY := $(DEPLOY)/.ready

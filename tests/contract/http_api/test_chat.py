@@ -230,7 +230,7 @@ async def test_models_are_listed(plain: InProcessProcessor) -> None:
 async def test_a_strict_tool_is_refused_where_the_engine_takes_no_grammar(
     front: InProcessProcessor,
 ) -> None:
-    strict = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
     response = await ask(front.port, CHAT, {**HI, "tools": [TOOLS[1], strict]})
     assert response.status == 400
     error = response.json["error"]

@@ -50,8 +50,8 @@ pytestmark = [
 ]
 
 _PROMPTS = [[(13 * n + 7 * i) % 900 + 50 for i in range(96 + n)] for n in range(8)]
-_SLOW = [(5 * i) % 900 + 50 for i in range(1900)]
-"""Its prefill takes a second: 16 tokens a step."""
+_SLOW = [[(5 * i + n) % 900 + 50 for i in range(1900)] for n in range(2)]
+"""Their prefill takes two seconds: 16 tokens a step."""
 _FEW = options(8, temperature=0, ignore_eos=True, return_token_ids=True)
 _MANY = options(1800, temperature=0, ignore_eos=True, return_token_ids=True)
 _IDLE_S = 2.0
@@ -304,7 +304,7 @@ async def test_a_kill(fleet: Fleet, role: str, process: str) -> None:
         decoding, answer = stub.Complete(completion(_PROMPTS[1], _MANY)), Answer()
         while not answer.choices:
             answer.add(await decoding.read())
-        prefilling = stub.Complete(completion(_SLOW, _FEW))
+        *_, prefilling = [stub.Complete(completion(ids, _FEW)) for ids in _SLOW]
         await loads[0].busy(within_s=5)
         everything = psutil.Process(worker.pid).children(recursive=True)
         os.kill(worker.pid if process == "main" else _core(worker), signal.SIGKILL)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,6 @@ from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models.models import CHATML, sample_texts
 from tests.support.models.odd_texts import odd_texts
-
-# SWIG's types warn when they are made; as an error that ends the process.
-pytestmark = pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
 
 _TEXTS = 10_000
 _KIMI_PATTERN = (
@@ -121,19 +119,35 @@ def _tekken(folder: Path) -> Encode:
 
 
 def _sentencepiece(folder: Path, **how: Any) -> Encode:
-    import sentencepiece  # noqa: PLC0415 - not before the mark above holds
+    """Train a model and encode `odd_texts` with it, in a process of its own.
 
-    out = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sample_texts(2000)),
-        model_writer=out,
-        character_coverage=0.98,
-        minloglevel=2,
-        **how,
+    SWIG's types warn when they are made: as an error, as here, that ends the process later.
+    """
+    texts = list(odd_texts(_TEXTS))
+    work = {"how": how, "folder": str(folder), "lines": sample_texts(2000), "texts": texts}
+    done = subprocess.run(
+        [sys.executable, "-c", _WITH_SENTENCEPIECE],
+        input=json.dumps(work),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=100,
     )
-    _write(folder, tokenizer__model=out.getvalue())
-    found: Any = sentencepiece.SentencePieceProcessor(model_proto=out.getvalue())
-    return lambda text: list(found.encode(text))
+    ids: dict[str, list[int]] = dict(zip(texts, json.loads(done.stdout), strict=True))
+    return ids.__getitem__
+
+
+_WITH_SENTENCEPIECE = """
+import json, sys, sentencepiece
+work = json.load(sys.stdin)
+prefix = work["folder"] + "/tokenizer"
+sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(work["lines"]), model_prefix=prefix, character_coverage=0.98,
+    minloglevel=2, **work["how"],
+)
+encode = sentencepiece.SentencePieceProcessor(model_file=prefix + ".model").encode
+json.dump([encode(text) for text in work["texts"]], sys.stdout)
+"""
 
 
 def _llama(folder: Path) -> Encode:
