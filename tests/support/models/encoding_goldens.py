@@ -1,7 +1,8 @@
 """Writes what the makers' own code makes of some conversations, for `test_encodings.py`.
 
 By hand, where that code is: `python -m tests.support.models.encoding_goldens mistral TEKKEN_JSON`
-with mistral-common 1.13, `… deepseek` with SGLang 0.5.23, which has DeepSeek's file.
+with mistral-common 1.13, `… deepseek` with SGLang 0.5.23, which has DeepSeek's file for V3.2,
+`… deepseek-v4` with vLLM 0.32, which has the one for V4.
 """
 
 from __future__ import annotations
@@ -62,34 +63,72 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool]] = {
         [*_ASKED, _TWO, _RESULT, _said("tool", '{"a": 1}', tool_call_id="123456789")],
         True,
     ),
+    "results in another order, and more": (
+        [
+            *(*_ASKED, _TWO, _said("tool", "noon", tool_call_id="123456789"), _RESULT),
+            *(_said("user", "And?"), _said("assistant", "Cold."), _said("user", "Thanks")),
+        ],
+        True,
+    ),
+    "two in a row": ([*_ASKED, _said("user", "Please."), _said("assistant", "No.")], False),
 }
+_OF_V4 = frozenset(("results in another order, and more", "two in a row"))
+"""Other formats refuse them, or aren't trained on them."""
 
 
 def deepseek() -> list[dict[str, Any]]:
-    found_at = importlib.util.find_spec("sglang")
+    encode = _makers_file("sglang", "srt/entrypoints/openai/encoding_dsv32.py").encode_messages
+    return [
+        _golden(
+            "deepseek-v3.2",
+            name,
+            encode(_given(name, thinking, "reasoning_content"), thinking_mode=_MODES[thinking]),
+            thinking=thinking,
+        )
+        for name in CONVERSATIONS
+        if name not in _OF_V4
+        for thinking in (False, True)
+    ]
+
+
+def deepseek_v4() -> list[dict[str, Any]]:
+    encode = _makers_file("vllm", "tokenizers/deepseek_v4_encoding.py").encode_messages
+    found = []
+    for name in CONVERSATIONS:
+        for thinking, effort in ((False, None), (True, None), (True, "high"), (True, "max")):
+            given = _given(name, thinking, "reasoning")
+            mode = _MODES[thinking]
+            prompt = encode(given, thinking_mode=mode, reasoning_effort=effort)
+            variables = {"thinking": thinking} | ({"reasoning_effort": effort} if effort else {})
+            found.append(_golden("deepseek-v4", name, prompt, **variables))
+    return found
+
+
+_MODES = ("chat", "thinking")
+
+
+def _given(name: str, reasons: bool, key: str) -> list[dict[str, Any]]:  # noqa: FBT001
+    messages, with_tools = copy.deepcopy(CONVERSATIONS[name])
+    if with_tools:
+        messages[0]["tools"] = TOOLS
+    for message in messages:
+        if reasons and message["role"] == "assistant":
+            message[key] = "hm"
+    return messages
+
+
+def _makers_file(package: str, path: str) -> Any:
+    """Import one file, by its path: what is around it needs an engine's packages."""
+    found_at = importlib.util.find_spec(package)
     assert found_at is not None
-    (package,) = found_at.submodule_search_locations or [""]
-    # By its path: what is around it needs an engine's packages.
-    file = Path(package) / "srt" / "entrypoints" / "openai" / "encoding_dsv32.py"
+    (folder,) = found_at.submodule_search_locations or [""]
+    file = Path(folder) / path
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = []
-    for name, (messages, with_tools) in CONVERSATIONS.items():
-        for thinking in (False, True):
-            given = copy.deepcopy(messages)
-            if with_tools:
-                given[0]["tools"] = TOOLS
-            if thinking:
-                for message in given:
-                    if message["role"] == "assistant":
-                        message["reasoning_content"] = "hm"
-            mode = "thinking" if thinking else "chat"
-            prompt = module.encode_messages(given, thinking_mode=mode)
-            found.append(_golden("deepseek-v3.2", name, prompt, thinking=thinking))
-    return found
+    return module
 
 
 def mistral(tekken: Path) -> list[dict[str, Any]]:
@@ -113,6 +152,8 @@ def mistral(tekken: Path) -> list[dict[str, Any]]:
             file.write_text(json.dumps(base), encoding="utf-8")
             tokenizer = loader.from_file(str(file))
         for name, (messages, with_tools) in CONVERSATIONS.items():
+            if name in _OF_V4:
+                continue
             asked = request.ChatCompletionRequest.from_openai(
                 messages=copy.deepcopy(messages), tools=TOOLS if with_tools else None
             )
@@ -132,6 +173,7 @@ def _golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> 
 
 if __name__ == "__main__":
     kind, *given = sys.argv[1:]
-    goldens = deepseek() if kind == "deepseek" else mistral(Path(given[0]))
+    makers = {"deepseek": deepseek, "deepseek-v4": deepseek_v4, "mistral": mistral}
+    goldens = makers[kind](*map(Path, given))
     text = json.dumps(goldens, ensure_ascii=False, indent=1)
     (GOLDENS / f"{kind}.json").write_text(f"{text}\n", encoding="utf-8")

@@ -30,7 +30,8 @@ def encoding(name: str, tmp_path: Path) -> Encoding:
         (tmp_path / "tekken.json").write_text(json.dumps({"config": {"version": version}}))
     else:
         (tmp_path / "tokenizer.json").write_text("{}")
-    found = find_encoding(find(tmp_path), {"model_type": "deepseek_v32"})
+    model_types = {"deepseek-v3.2": "deepseek_v32", "deepseek-v4": "deepseek_v4"}
+    found = find_encoding(find(tmp_path), {"model_type": model_types.get(name)})
     assert found is not None
     assert found.name == name
     return found
@@ -74,6 +75,7 @@ def test_a_prompt_is_the_makers(golden: dict[str, Any], tmp_path: Path) -> None:
 def test_there_are_goldens_of_each_encoding() -> None:
     assert {golden["encoding"] for golden in CASES} == {
         "deepseek-v3.2",
+        "deepseek-v4",
         *(f"mistral-v{version}" for version in (3, 7, 11, 13)),
     }
 
@@ -85,8 +87,9 @@ def test_an_unknown_version_or_model_has_no_encoding(tmp_path: Path) -> None:
     assert find_encoding(find(tmp_path), {"model_type": "llama"}) is None
 
 
-def test_a_result_without_its_call_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    template = ChatTemplate({"default": encoding("deepseek-v3.2", tmp_path).template}, {})
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4"])
+def test_a_result_without_its_call_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
+    template = ChatTemplate({"default": encoding(name, tmp_path).template}, {})
     stray = [ChatMessage(ChatRole.USER, "hi"), ChatMessage(ChatRole.TOOL, "x", tool_call_id="1")]
     with pytest.raises(InvalidRequestError, match="must follow the answer with its call"):
         template.render(stray)

@@ -13,7 +13,7 @@ from typing import Any
 from millstream_server.processor.text.vocabularies.finding import VocabularyFile
 from millstream_server.processor.text.vocabularies.tekken import version_of
 
-_BY_MODEL_TYPE = {"deepseek_v32": "deepseek-v3.2"}
+_BY_MODEL_TYPE = {"deepseek_v32": "deepseek-v3.2", "deepseek_v4": "deepseek-v4"}
 _TEKKEN_VERSIONS = frozenset((3, 7, 11, 13))
 
 
