@@ -247,6 +247,9 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                     answer_format=processor_pb2.AnswerFormat(
                         name="hermes", reason="set by --formats"
                     ),
+                    text_files=processor_pb2.TextFiles(
+                        tokenizer="tokenizer.json", chat_template="the checkpoint's"
+                    ),
                     chat=True,
                     aliases=["gpt-4o"],
                     default_of=[

@@ -115,6 +115,7 @@ async def test_models_lists_models_and_workers(server: FakeServer) -> None:
     first, second = map(json.loads, listed.out.splitlines())
     assert (first["aliases"], first["default_for"]) == (["gpt-4o"], ["chat", "complete"])
     assert first["answer_format"] == {"name": "hermes", "reason": "set by --formats"}
+    assert (first["tokenizer"], first["chat_template"]) == ("tokenizer.json", "the checkpoint's")
     assert first["workers"] == {"prefill": 1, "decode": 2}
     assert (second["name"], second["ready"]) == ("away", False)
 

@@ -242,6 +242,8 @@ def _fields(model: processor_pb2.ServedModel) -> dict[str, Any]:
         "workers": {role_name(pool.role): pool.connected for pool in model.workers},
         "aliases": list(model.aliases),
         "adapters": list(model.adapters),
+        "tokenizer": model.text_files.tokenizer,
+        "chat_template": model.text_files.chat_template,
         "answer_format": _answer_format(model),
     }
 

@@ -13,6 +13,7 @@ import importlib.util
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ def _golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> 
 
 if __name__ == "__main__":
     kind, *given = sys.argv[1:]
+    makers: dict[str, Callable[..., list[dict[str, Any]]]]
     makers = {"deepseek": deepseek, "deepseek-v4": deepseek_v4, "mistral": mistral}
     goldens = makers[kind](*map(Path, given))
     text = json.dumps(goldens, ensure_ascii=False, indent=1)
