@@ -24,6 +24,7 @@ from millstream.v1 import (
 )
 from millstream_server.generation.ticket import TicketKey
 from millstream_testing.waiting import until
+from tests.support.clients import http_api
 from tests.support.media.media_files import sha256, solid
 from tests.support.media.media_suite import image, user
 from tests.support.models.vision_models import make_vision_model
@@ -130,6 +131,8 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
             )
             assert (await pictured.answer()).usage.media_tokens == 1
             await _burst(stub)
+            async with http_api.client(processor.address) as openai:
+                assert (await openai.models.list()).data
 
             async def as_told() -> bool:
                 living = [service for service in made.services.values() if service.alive]

@@ -204,7 +204,7 @@ def test_the_readme_shows_snippets_that_are_tested() -> None:
     shown = blocks.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     # tests/integration/test_first_hour.py runs those of this page.
     run = blocks.findall((ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
-    assert len(shown) == 3
+    assert len(shown) == 4
     assert set(shown) <= set(run)
 
 

@@ -88,7 +88,7 @@ def _check_form(scrapes: dict[str, Scrape]) -> None:
         families = answer.families  # parses, and has no series twice
         names[name] = {family for family in families if family.startswith("sglang:")}
         assert len(names[name]) > 50
-        others = ("sglang:", "millstream_", "gen_ai_", "rpc_", "process_", "python_")
+        others = ("sglang:", "millstream_", "gen_ai_", "rpc_", "http_", "process_", "python_")
         assert [family for family in families if not family.startswith(others)] == []
         assert not [s for f in families.values() for s in f.samples if s.name.endswith("_created")]
         assert "stale" not in answer.text
