@@ -65,7 +65,7 @@ def _build_oldest(folder: Path) -> None:
     """Install the archive into a fresh project with other versions of what it needs."""
     run(["npm", "pack", "--pack-destination", folder], _PACKAGE)
     (archive,) = folder.glob("*.tgz")
-    for name in ("example.ts", "tsconfig.json"):
+    for name in ("example.ts", "tools.ts", "tsconfig.json"):
         shutil.copy(_EXAMPLE / name, folder)
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
     others = [f"{name}@{version}" for name, version in _OLDEST.items()]

@@ -40,8 +40,6 @@ from millstream_server.engines.registry import (
     Engines,
     adapter,
 )
-from millstream_server.processor.text.vocabularies.finding import find
-from millstream_server.processor.text.vocabularies.vocabulary import BrokenVocabularyError
 from millstream_server.runtime.settings import SettingsError
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
@@ -201,6 +199,10 @@ def _ports(*, running: bool, every_service: bool) -> Finding:
     return warn(f"ports {taken} are taken", "nothing: `millstream up` takes the next free ones")
 
 
+_VOCABULARIES = ("tokenizer.json", "tekken.json", "*.tiktoken", "*.model")
+"""Files of which a Processor makes a tokenizer."""
+
+
 def check_model(directory: Path | None) -> Finding:
     """Check that all files needed to serve a model exist."""
     if directory is None:
@@ -210,9 +212,7 @@ def check_model(directory: Path | None) -> Finding:
             "chat template",
         )
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
-    try:
-        find(directory)
-    except BrokenVocabularyError:
+    if not any(file for pattern in _VOCABULARIES for file in directory.glob(pattern)):
         missing.append("tokenizer.json")
     missing += _missing_weights(directory)
     if missing:

@@ -11,7 +11,16 @@ import pytest_asyncio
 from millstream_server.runtime.errors import InternalError
 from millstream_testing.waiting import until
 from tests.support.wire.http_service import OPTIONS, HttpService, http_service
-from tests.support.wire.raw_http2 import Kind, Rpc, Wire, connected, request_fields, window_update
+from tests.support.wire.raw_http2 import (
+    Kind,
+    Rpc,
+    Setting,
+    Wire,
+    connected,
+    request_fields,
+    settings,
+    window_update,
+)
 
 
 @pytest_asyncio.fixture
@@ -72,6 +81,15 @@ async def test_what_is_not_there_is_404(wire: Wire, path: str) -> None:
     rpc = ask(wire, path)
     assert (await rpc.headers())[":status"] == "404"
     assert b"it serves /busy, /echo" in await received(rpc)
+
+
+async def test_a_window_too_small_for_a_refusal_has_its_head(wire: Wire) -> None:
+    wire.send(settings({Setting.INITIAL_WINDOW_SIZE: 10}))
+    rpc = ask(wire, "/none")
+    headers = await rpc.headers()
+    assert (headers[":status"], "content-length" in headers) == ("404", False)
+    assert await received(rpc) == b""
+    assert not wire.of(Kind.RST_STREAM, rpc.stream)
 
 
 async def test_a_reset_cancels(service: HttpService, wire: Wire) -> None:

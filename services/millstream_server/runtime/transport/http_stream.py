@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from h2.errors import ErrorCodes
-
 from millstream_server.runtime.errors import Failure
 from millstream_server.runtime.rpc.http import (
     EVENTS,
@@ -169,25 +167,29 @@ class BodySender(Sender):
             self._end_stream()
 
     def refuse(self, refusal: Refusal, headers: Headers) -> None:
-        """Send a failure's response, whole."""
+        """Send a failure's response, whole, or its head where the window is too small for it."""
         self.status = refusal.status
+        if not self._fits(refusal.body):
+            self._send_headers(fields(refusal.status, headers), end=True)
+            return
         length = ("content-length", str(len(refusal.body)))
         self._send_headers(fields(refusal.status, (*headers, length)))
         self._end_stream(refusal.body)
 
     def break_off(self, event: bytes) -> None:
         """End a response that has begun: with an event that says why, if it is one of events."""
-        if self._torn or not event or self.headers[0][1] != EVENTS:
+        if self._torn or not event or self.headers[0][1] != EVENTS or not self._fits(event):
             self.reset()
         else:
             self._end_stream(event)
 
+    def _fits(self, data: bytes) -> bool:
+        h2 = self._connection.h2
+        return len(data) <= min(h2.local_flow_control_window(self._id), h2.max_outbound_frame_size)
+
     def _end_stream(self, data: bytes = b"") -> None:
         h2 = self._connection.h2
         if not h2.can_send(self._id):
-            return
-        if len(data) > min(h2.local_flow_control_window(self._id), h2.max_outbound_frame_size):
-            h2.reset(self._id, ErrorCodes.INTERNAL_ERROR)  # a caller that reads nothing
             return
         h2.send_data(self._id, data, end_stream=True)
         h2.ask_for_no_more(self._id)
