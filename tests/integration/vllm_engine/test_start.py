@@ -59,7 +59,7 @@ async def test_a_start_that_is_closed(model: Path) -> None:
     before = set(multiprocessing.active_children())
     await until(lambda: bool(set(multiprocessing.active_children()) - before), within_s=120)
     (core,) = set(multiprocessing.active_children()) - before
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.1)
     await engine.close()
     with pytest.raises(EngineFailedError, match="closed while it started"):
         await starting
