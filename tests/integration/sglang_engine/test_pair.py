@@ -219,7 +219,8 @@ class TestPair:
 
     @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.04])
     async def test_abort_of_prefill_during_the_transfer(self, pair: Pair, delay_s: float) -> None:
-        to_prefill, to_decode = pair.legs(prompt(1500, start=50 + round(delay_s * 1000)), 300)
+        given = prompt(1500, start=50 + round(delay_s * 1000))
+        to_prefill, to_decode = pair.legs(given, 500, ignore_eos=True)
         decode_sink = pair.decode.submit(to_decode)
         prefill_sink = pair.prefill.submit(to_prefill)
         await asyncio.sleep(delay_s)
