@@ -57,7 +57,7 @@ class GenerationRequest:
     """One prompt, and how to continue it.
 
     The Processor makes one per turn and derives each leg's request from it with
-    `dataclasses.replace`: another choice's seed, the ticket of a hand-off, the leg's span.
+    `runtime.frozen.changed`: another choice's seed, the ticket of a hand-off, the leg's span.
     """
 
     request_id: str = ""

@@ -13,6 +13,7 @@ from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineDat
 from millstream_server.processor.leg import Leg
 from millstream_server.routing.workers import info_of
 from millstream_server.runtime.errors import KvTransferError, UnavailableError
+from millstream_server.runtime.frozen import changed
 
 if TYPE_CHECKING:
     from millstream_server.generation.ticket import KvTransfer, Ticket, TicketKey
@@ -90,7 +91,7 @@ class Dispatch:
         if self.seed is not None and (given is not None or _takes_seed(planned.place)):
             seed = (self.seed + choice.index) % (MAX_SEED + 1)  # the n choices' are consecutive
             if seed != given:
-                changes["sampling"] = replace(request.sampling, seed=seed)
+                changes["sampling"] = changed(request.sampling, {"seed": seed})
         leg.start(planned, request, changes)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.processor.telemetry import NO_SPAN, RequestSpan
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.frozen import changed
 
 if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
@@ -92,7 +92,7 @@ class Leg:
             changes["trace"] = trace
         try:
             self._running = turn.parts.workers.generate(
-                address, replace(request, **changes) if changes else request, self
+                address, changed(request, changes) if changes else request, self
             )
         except ServingError as error:
             span.failed(error)

@@ -6,7 +6,10 @@ times as long, 10 us for all that a short chat needs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -19,4 +22,17 @@ else:
         return dataclasses.dataclass(slots=slots, kw_only=kw_only, unsafe_hash=frozen)
 
 
-__all__ = ["dataclass"]
+def changed(value: T, changes: Mapping[str, Any]) -> T:
+    """Copy a value of such a class, one without a base, with some fields changed.
+
+    `dataclasses.replace` takes twice as long, and a request is copied for each of its legs.
+    """
+    copy: T = object.__new__(type(value))
+    for name in type(value).__slots__:  # type: ignore[attr-defined]
+        setattr(copy, name, getattr(value, name))
+    for name, given in changes.items():
+        setattr(copy, name, given)
+    return copy
+
+
+__all__ = ["changed", "dataclass"]

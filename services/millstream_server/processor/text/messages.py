@@ -99,6 +99,7 @@ class ChatMessage:
             answer,
             text=self.text + answer.text,
             reasoning=self.reasoning + answer.reasoning,
+            name=self.name,
             own=True,
         )
 
