@@ -253,6 +253,7 @@ NATIVE = (
         '<cofl:value name="s" type="raw">Oslo, 3</cofl:value>'
         '<cofl:value name="n" type="json">3</cofl:value>'
         "</cofl:tool_call></cofl:tool_calls>",
+        "cohere",
     ),
     Native("apertus", f'<|tools_prefix|>[{{"f": {_ARGUMENTS}}}]<|tools_suffix|>'),
 )
