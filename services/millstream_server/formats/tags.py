@@ -72,7 +72,7 @@ class Thinking(enum.Enum):
         """Return where an answer to a rendered prompt begins."""
         end = prompt.rstrip()
         written = form.written
-        if any(end.endswith(span.open.rstrip()) for span in form.reasoning):
+        if form.opened_by(prompt) in [span.open for span in form.reasoning]:
             return cls.BEGUN
         closed = [span.close for span in form.reasoning]
         if written is not None and written.answer_open:

@@ -124,6 +124,16 @@ def test_an_answer_is_read_as_transformers_reads_it(
     assert [(part[2], json.loads(part[3])) for part in parts if part[0] == "call"] == calls
 
 
+def test_an_answer_may_begin_with_reasoning_that_nothing_has_opened() -> None:
+    case = next(each for each in CASES if each.name == "response-tags")
+    form, prompt = format_of(json.dumps(case.template)), case.writer.prompt
+    assert Thinking.behind(form, prompt) is Thinking.BEGUN
+    assert Thinking.behind(form, f"{prompt}<think>\n") is Thinking.BEGUN
+    assert Thinking.behind(form, f"{prompt}</think>\n") is Thinking.NONE
+    reading = parser(form, prompt=f"{prompt}</think>\n")
+    assert read(reading, ["Hi"]) == [("text", "Hi")]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_its_tag_admits_is_read(case: Case) -> None:
     form = format_of(json.dumps(case.template))
