@@ -86,6 +86,15 @@ def test_a_later_turns_answer_is_bounded_by_what_the_context_leaves() -> None:
     assert sampling_of(asked, {}, -5, fit=True).max_new_tokens == 1
 
 
+def test_a_seed_is_drawn_with_the_request_where_all_workers_take_one() -> None:
+    drawn = {sampling_of({}, {}, 50, seeded=True).seed for _ in range(9)}
+    assert None not in drawn
+    assert len(drawn) == 9, "each request's own"
+    assert sampling_of({"seed": 0}, {}, 50, seeded=True).seed == 0, "the client's stays"
+    assert sampling_of({"temperature": 0.0}, {}, 50, seeded=True).seed is None, "greedy needs none"
+    assert sampling_of({}, {}, 50).seed is None, "an engine would refuse it"
+
+
 def test_a_constraint_of_no_known_kind_is_refused_by_name() -> None:
     message = sampling_pb2.SamplingParams(constraint=sampling_pb2.Constraint())
     with pytest.raises(InvalidRequestError) as caught:

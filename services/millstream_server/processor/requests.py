@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.sampling import Ability, Sampling, new_seed
 from millstream_server.generation.validation import FieldPaths, check_request
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.conversation import Caller, Options
@@ -94,6 +94,7 @@ def request_of(
             served.defaults,
             engine.context_length - len(prompt),
             fit=fit,
+            seeded=Ability.SEED in engine.abilities,
         ),
         logprobs=options.logprobs,
         priority=Priority.NORMAL if options.priority is None else options.priority,
@@ -110,17 +111,21 @@ def sampling_of(
     tokens_left: int,
     *,
     fit: bool = False,
+    seeded: bool = False,
 ) -> Sampling:
     """Fill in what the client left unset: the model's own ``defaults``, then neutral values.
 
     An unset max_new_tokens becomes ``tokens_left``, what the context leaves; with ``fit`` it is
-    never more than that.
+    never more than that. ``seeded``: all workers take seeds, so one is drawn here: a leg then
+    starts without a copy of its request (`dispatch.first_seed` draws for mixed workers).
     """
     values = {**defaults, **asked}
     most = max(1, tokens_left)
     new = values.setdefault("max_new_tokens", most)
     if fit and new > most:
         values["max_new_tokens"] = most
+    if seeded and values.get("seed") is None and values.get("temperature") != 0:
+        values["seed"] = new_seed()
     return Sampling(**values)
 
 
