@@ -151,6 +151,10 @@ class _RedispatchWayEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Redispa
     """
     REDISPATCH_WAY_REPLAY: _RedispatchWay.ValueType  # 3
     """It was run from the prompt again, and drew the same tokens as far as the client has them."""
+    REDISPATCH_WAY_CONTINUE_WITH_STATE: _RedispatchWay.ValueType  # 4
+    """As REDISPATCH_WAY_CONTINUE, and the engine knew which tokens were output: penalties and a grammar went
+    on after them.
+    """
 
 class RedispatchWay(_RedispatchWay, metaclass=_RedispatchWayEnumTypeWrapper):
     """RedispatchWay is how a choice goes on at another worker. A client MUST treat an unknown value like
@@ -168,6 +172,10 @@ kernels are deterministic; otherwise they are a continuation as likely as any.
 """
 REDISPATCH_WAY_REPLAY: RedispatchWay.ValueType  # 3
 """It was run from the prompt again, and drew the same tokens as far as the client has them."""
+REDISPATCH_WAY_CONTINUE_WITH_STATE: RedispatchWay.ValueType  # 4
+"""As REDISPATCH_WAY_CONTINUE, and the engine knew which tokens were output: penalties and a grammar went
+on after them.
+"""
 Global___RedispatchWay: _TypeAlias = RedispatchWay  # noqa: Y015
 
 class _ModelTask:

@@ -221,6 +221,11 @@ export enum RedispatchWay {
   CONTINUE = 2,
   /** REPLAY - It was run from the prompt again, and drew the same tokens as far as the client has them. */
   REPLAY = 3,
+  /**
+   * CONTINUE_WITH_STATE - As REDISPATCH_WAY_CONTINUE, and the engine knew which tokens were output: penalties and a grammar went
+   * on after them.
+   */
+  CONTINUE_WITH_STATE = 4,
   UNRECOGNIZED = -1,
 }
 
@@ -238,6 +243,9 @@ export function redispatchWayFromJSON(object: any): RedispatchWay {
     case 3:
     case "REDISPATCH_WAY_REPLAY":
       return RedispatchWay.REPLAY;
+    case 4:
+    case "REDISPATCH_WAY_CONTINUE_WITH_STATE":
+      return RedispatchWay.CONTINUE_WITH_STATE;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -255,6 +263,8 @@ export function redispatchWayToJSON(object: RedispatchWay): string {
       return "REDISPATCH_WAY_CONTINUE";
     case RedispatchWay.REPLAY:
       return "REDISPATCH_WAY_REPLAY";
+    case RedispatchWay.CONTINUE_WITH_STATE:
+      return "REDISPATCH_WAY_CONTINUE_WITH_STATE";
     case RedispatchWay.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
