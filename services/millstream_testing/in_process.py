@@ -39,6 +39,7 @@ from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import ModelNames, Models
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
+from millstream_server.processor.redispatch import Redispatcher
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
@@ -209,10 +210,12 @@ def make_core(
     urls = UrlFetcher(enabled=False, hosts=(), max_bytes=MAX_ITEM_BYTES)
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
+    front = Front(Models(models, router, names, formats or {}), router, **options)
+    redispatch = Redispatcher(router.plan, front.running)
     return ProcessorCore(
-        Front(Models(models, router, names, formats or {}), router, **options),
+        front,
         Prompts(TextLimits()),
-        TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY),
+        TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY, redispatch=redispatch),
         ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),
     )
 

@@ -24,8 +24,8 @@ from millstream_server.control.engine import Role, Task, WorkerDescription
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Sampling
-from millstream_server.links.generation_stream import GenerationStream
-from millstream_server.links.slot_stream import Connection, OpenRequest
+from millstream_server.links.generation_stream import GenerationStream, OpenGeneration
+from millstream_server.links.slot_stream import Connection
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.output import Pacer, TurnOutput
 from millstream_server.processor.servicer import ProcessorServicer
@@ -92,7 +92,9 @@ class _Core:
         self._telemetry = FrontTelemetry()
         self.front = self
 
-    def generate(self, _address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
+    def generate(
+        self, _address: str, request: GenerationRequest, sink: OutputSink
+    ) -> OpenGeneration:
         return self._stream.start(request, sink)
 
     def begin_call(self) -> None:

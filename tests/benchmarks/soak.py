@@ -9,8 +9,8 @@ report tells how busy each process was: together they should stay below the mach
 Each client always has a chat open: 85 % run to their end, 10 % are cancelled (before the first
 token, after it, or by message), 5 % have a deadline that passes midway. Every --restart-s seconds a
 worker is restarted: in turns by SIGTERM, which must cost no request, and by SIGKILL, which may cost
-those it ran, as UNAVAILABLE and WORKER_LOST. Clients don't retry. The first worker is left alone,
-so that its memory can be judged.
+those that lost a worker before, as ABORTED and REPEATED_LOSS. Clients don't retry. The first worker
+is left alone, so that its memory can be judged.
 
 Checked: one terminal status each and no other code; answers right; nothing stuck; memory flat
 (judged from --judge-s seconds on); no file, socket or thread left over; no complaint in any log,
@@ -108,7 +108,7 @@ class Soak:
         if outcome.code in expected or outcome.code == HIDDEN:
             return
         since_kill_s = time.monotonic() - self.kills[-1] if self.kills else 1e9
-        if outcome.label == "UNAVAILABLE WORKER_LOST" and since_kill_s < _AFTER_KILL_S:
+        if outcome.label == "ABORTED REPEATED_LOSS" and since_kill_s < _AFTER_KILL_S:
             self.lost[-1] += 1
             return
         self.unexpected[f"{outcome.plan.value}: {outcome.label}: {outcome.message}"] += 1

@@ -1,4 +1,4 @@
-"""Kill -9 of a real SGLang worker: its requests end at once, its engine goes too, it comes back.
+"""Kill -9 of a real SGLang worker: what it ran goes on at others, its engine goes, it comes back.
 
 In a file of its own, last by name: it restarts a worker of the session's suite.
 """
@@ -6,19 +6,23 @@ In a file of its own, last by name: it restarts a worker of the session's suite.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 
-from millstream.v1 import processor_pb2_grpc
-from millstream_testing.waiting import until
+from millstream.v1 import processor_pb2, processor_pb2_grpc, sampling_pb2
+from millstream_testing.waiting import EOF, until
 from tests.e2e.conftest import Suite
-from tests.support.processor.chats import completion, gather, options
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.processor.chats import Answer, completion, gather, options
 from tests.support.wire.failures import failure
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -26,11 +30,108 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 _PROMPT = list(range(20, 60))
 _LONG = options(temperature=0, max_new_tokens=1500, ignore_eos=True, return_token_ids=True)
 _SHORT = options(temperature=0, max_new_tokens=8, ignore_eos=True, return_token_ids=True)
+_TOKENS = 600
+CONTINUE = processor_pb2.REDISPATCH_WAY_CONTINUE
+REPLAY = processor_pb2.REDISPATCH_WAY_REPLAY
+_GOING_ON: dict[str, tuple[dict[str, Any], int]] = {
+    "greedy": ({"ignore_eos": True}, CONTINUE),
+    "min tokens": ({"min_new_tokens": _TOKENS}, CONTINUE),
+    "penalty": ({"ignore_eos": True, "frequency_penalty": 0.5}, REPLAY),
+    "regex": ({"constraint": sampling_pb2.Constraint(regex="[ab]{600,700}")}, REPLAY),
+}
 
 
 async def _read_to_end(call: Any) -> None:
     while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
         pass
+
+
+@contextlib.contextmanager
+def _front(suite: Suite, handoff: str, tmp_path: Path) -> Iterator[ServiceProcess]:
+    """Run a Processor over all workers."""
+    workers = ",".join(one.address for one in (suite.aggregated, suite.prefill, suite.decode))
+    flags = {"models": f"tiny={suite.model}", "workers": workers, "handoff": handoff}
+    made = ServiceProcess("millstream_server.processor", flags, tmp_path / "front-all.log")
+    with running(made):
+        yield made
+
+
+class _Read:
+    """A completion that is read as it comes, and when its tokens came."""
+
+    def __init__(self, stub: Any, fields: dict[str, Any]) -> None:
+        opts = options(temperature=0, max_new_tokens=_TOKENS, return_token_ids=True, **fields)
+        self.call = stub.Complete(completion(_PROMPT, opts))
+        self.answer = Answer()
+        self._came: list[tuple[int, float]] = []
+
+    async def read(self) -> bool:
+        if (response := await self.call.read()) is EOF:
+            return False
+        self.answer.add(response)
+        self._came.append((self.answer.choices[0].token_count, time.monotonic()))
+        return True
+
+    def after(self, tokens: int) -> float:
+        """Return when the first token after so many came."""
+        return next(came_s for count, came_s in self._came if count > tokens)
+
+    async def end(self) -> Answer:
+        while await self.read():
+            pass
+        return self.answer
+
+
+@pytest.mark.parametrize(("handoff", "victim"), [("never", "aggregated"), ("always", "decode")])
+async def test_what_a_killed_worker_ran_goes_on_at_others(
+    suite: Suite, handoff: str, victim: str, tmp_path: Path
+) -> None:
+    """From an aggregated worker to a hand-off pair, and the other way round."""
+    lost: ServiceProcess = getattr(suite, victim)
+    with _front(suite, handoff, tmp_path) as front:
+        await _goes_on(front, lost)
+    lost.kill()
+    lost.start()
+    await lost.until_serving(timeout_s=200)
+    for front in (suite.front_aggregated, suite.front_disaggregated):
+        await front.until_serving(timeout_s=20)
+
+
+async def _goes_on(front: ServiceProcess, lost: ServiceProcess) -> None:
+    async with grpc.aio.insecure_channel(front.address) as channel:
+        stub = processor_pb2_grpc.ProcessorServiceStub(channel)
+        await _all_connected(stub)
+        undisturbed = {name: await _Read(stub, f).end() for name, (f, _) in _GOING_ON.items()}
+        reads = {name: _Read(stub, fields) for name, (fields, _) in _GOING_ON.items()}
+        for one in reads.values():
+            await one.read()
+        ends = [asyncio.ensure_future(one.end()) for one in reads.values()]
+        await asyncio.sleep(0.3)
+        os.kill(lost.pid, signal.SIGKILL)
+        killed_s = time.monotonic()
+        await asyncio.gather(*ends)
+        for name, one in reads.items():
+            answer, before = one.answer, undisturbed[name]
+            assert answer.choices[0].token_ids == before.choices[0].token_ids, name
+            assert answer.choices[0].text == before.choices[0].text
+            assert answer.finish_reason == before.finish_reason
+            assert answer.usage.prompt_tokens == before.usage.prompt_tokens
+            assert answer.usage.completion_tokens == before.usage.completion_tokens
+            assert answer.finished
+            ((way, tokens),) = [(r.way, r.token_count) for r in answer.finished.redispatches]
+            assert way == _GOING_ON[name][1]
+            assert 0 < tokens < _TOKENS
+            if way == CONTINUE:
+                pause_s = one.after(tokens) - killed_s
+                assert pause_s < 2.0, "a second, and a prefill beside others on two cores"
+
+
+async def _all_connected(stub: Any) -> None:
+    async def connected() -> bool:
+        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
+        return bool(sum(workers.connected for workers in listed.workers) == 3)
+
+    await until(connected, 20)
 
 
 async def test_kill_nine(suite: Suite) -> None:

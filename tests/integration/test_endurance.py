@@ -67,7 +67,7 @@ async def test_every_chat_of_a_soak_has_one_status_of_those_it_may_have() -> Non
         "soak", "--chats", "60", "--seconds", "8", "--restart-s", "1.5", "--step-s", "0.03"
     )
     assert {*report["statuses"]} >= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
-    lost = report["statuses"].get("UNAVAILABLE WORKER_LOST", 0)
+    lost = report["statuses"].get("ABORTED REPEATED_LOSS", 0)
     assert lost == sum(report["requests_lost_by_each_sigkill"])
     assert report["restarts_by_sigterm"] >= 1
     assert report["restarts_by_sigkill"] >= 1

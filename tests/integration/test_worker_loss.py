@@ -132,29 +132,24 @@ async def _start_chats(stub: Any, count: int) -> list[Conversation]:
     return conversations
 
 
-async def test_a_killed_worker_ends_its_own_requests_and_is_taken_back(suite: Suite) -> None:
+async def test_requests_of_a_killed_worker_go_on_and_it_is_taken_back(suite: Suite) -> None:
     async with _client(suite.processor) as stub:
         conversations = await _start_chats(stub, CHATS)
         assert await _running(suite.one) == await _running(suite.two) == CHATS // 2
         ends = [asyncio.ensure_future(_outcome(c)) for c in conversations]
         suite.one.kill()
-        killed = time.monotonic()
         await _connected(stub, 1)
         assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
 
-        outcomes = await asyncio.gather(*ends)
-        failures = [(o, at) for o, at in outcomes if isinstance(o, Failure)]
-        answers = [o for o, _ in outcomes if isinstance(o, Answer)]
-        assert len(failures) == len(answers) == CHATS // 2
-        for failed, at in failures:
-            assert failed.code is grpc.StatusCode.UNAVAILABLE
-            assert failed.reason == "WORKER_LOST"
-            assert failed.retryable
-            assert failed.retry_delay_s is not None
-            assert at - killed < 2
-        for answer in answers:
+        went_on, texts = 0, set()
+        for answer, _ in await asyncio.gather(*ends):
+            assert isinstance(answer, Answer), answer
             assert answer.finish_reason == LENGTH
             assert answer.usage.completion_tokens == TOKENS
+            assert answer.finished
+            went_on += len(answer.finished.redispatches)
+            texts.add(answer.text)
+        assert (went_on, len(texts)) == (CHATS // 2, 1)
 
         suite.one.start()
         await _connected(stub, 2)

@@ -41,6 +41,23 @@ def _finish(**more: Any) -> generation_pb2.SlotFinish:
     return message
 
 
+async def test_what_comes_for_an_abandoned_request_goes_nowhere() -> None:
+    async with linked() as (worker, link):
+        gone, early, other = Sink(), Sink(), Sink()
+        opened = [start(link, sink) for sink in (gone, early, other)]
+        worker.send(slots=[0], token_ids=[1])
+        await until(lambda: bool(gone.token_ids))
+        for one in opened[:2]:
+            one.abandon()
+        await until(lambda: len(worker.controls) == 5)
+        assert {control.cancel.slot for control in worker.controls[3:]} == {0, 1}
+        worker.send(slots=[0, 1, 2, 0], token_ids=[2, 3, 4, 5], finishes=[finish(0), finish(1)])
+        await until(lambda: link.view.in_flight == 1)
+        opened[0].abandon()  # its slot may be another's by now
+        assert (gone.token_ids, early.token_ids, other.token_ids) == ([1], [], [4])
+        assert (gone.ends, early.ends, link.view.pending_tokens) == ([], [], 0)
+
+
 async def test_tokens_go_to_the_slot_they_are_for_in_order() -> None:
     async with linked() as (worker, link):
         a, b, c = Sink(), Sink(), Sink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from millstream_server.generation.sampling import Ability
 from millstream_server.generation.ticket import KvTransfer
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.pairs import shared_transfer
-from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest
+from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest, weights_of
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
@@ -328,3 +329,28 @@ def test_an_adapter_can_be_named_if_one_worker_or_one_of_both_roles_has_it() -> 
     assert limits is not None
     assert limits.takes_adapters
     assert [adapter.name for adapter in limits.adapters] == ["three", "two"]
+
+
+# ---- a request that goes on
+
+
+def test_a_request_goes_on_with_the_same_weights_and_adapter_and_elsewhere() -> None:
+    one = LoraAdapter("one")
+    like: dict[str, Any] = {"weight_version": "2", "model_hash": "h"}
+    lost = view("a:1", **like)
+    router = _router(
+        lost,
+        view("b:1", weight_version="1", model_hash="h"),
+        view("c:1", weight_version="2", model_hash="other"),
+        view("d:1", engine="another", **like),
+    )
+    goes_on = replace(REQUEST, weights=weights_of(lost), avoid="a:1")
+    with pytest.raises(NoWorkerError):
+        router.plan(goes_on)
+    router.add(view("e:1", **like))
+    assert {router.plan(goes_on).places for _ in range(3)} == {("e:1",)}
+    router.add(view("f:1", takes_adapters=True, adapters=(one,), **like))
+    adapted = replace(goes_on, adapter="one")
+    assert {router.plan(adapted).places for _ in range(3)} == {("f:1",)}
+    _lose(router, lost)
+    assert weights_of(lost) == ("2", "h", "simulated"), "as long as it is known"

@@ -20,9 +20,9 @@ from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.links.encode_stream import Encoding
 from millstream_server.links.entry_stream import SlotCall
+from millstream_server.links.generation_stream import OpenGeneration
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink, WorkerStreams
-from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.media.items import MediaFile
 from millstream_server.routing.discovery.sources import Discovery, follow
@@ -79,7 +79,9 @@ class Fleet:
 
     # ---- requests; all raise WorkerLostError if the worker accepts none of the kind now
 
-    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
+    def generate(
+        self, address: str, request: GenerationRequest, sink: OutputSink
+    ) -> OpenGeneration:
         """Start a text request on the worker at ``address``; see `GenerationStream.start`."""
         stream = _still(self._streams(address).text, "generates")
         return stream.start(request, sink)

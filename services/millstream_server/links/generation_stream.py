@@ -62,7 +62,7 @@ class OpenGeneration(OpenRequest):
         pending = max(tokens - request.expected_cached_tokens, 1) if stream.prefills else 0
         OpenRequest.__init__(self, stream, slot, place, pending)  # super() takes 0.2 us
         self.sink: OutputSink | None = sink
-        """None: the request has failed here, and its worker has not ended it yet."""
+        """None: it has failed here or was abandoned, and its worker has not ended it yet."""
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Pass the first tokens on: the prompt is computed."""
@@ -75,6 +75,10 @@ class OpenGeneration(OpenRequest):
     def fail(self, error: ServingError) -> None:
         if self.sink is not None:
             self.sink.fail(error)
+
+    def abandon(self) -> None:
+        """Cancel it; what its worker still sends, its end included, goes nowhere."""
+        self._stream.abandon(self)
 
 
 class GenerationStream(SlotStream[OpenGeneration]):
@@ -121,6 +125,14 @@ class GenerationStream(SlotStream[OpenGeneration]):
             self._left.append(request.sampling.max_new_tokens)
         self._begin(opened)
         return opened
+
+    def abandon(self, opened: OpenGeneration) -> None:
+        """See `OpenGeneration.abandon`."""
+        slot = opened.slot
+        if self._open.get(slot) is opened:
+            opened.sink = self.sinks[slot] = None
+            self._left[slot] = 0  # all that comes is above it, and isn't passed on
+            self.cancel(opened)
 
     def _write_start(self, slot: int, request: GenerationRequest) -> None:
         control = self._next_control(len(request.prompt))
@@ -255,10 +267,9 @@ class GenerationStream(SlotStream[OpenGeneration]):
                 self._broken(f"goes on with slot {slot} after its budget")
             return
         sink = opened.sink
-        opened.sink = self.sinks[slot] = None
+        self.abandon(opened)
         error = not_asked_for(self.view.address, "more tokens than max_new_tokens")
         self._tell(sink.fail, error)
-        self.cancel(opened)
 
     def _check_prompt(self, finish: generation_pb2.SlotFinish) -> None:
         expected = self._in_use(finish.slot).prompt_tokens

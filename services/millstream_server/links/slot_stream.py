@@ -118,7 +118,9 @@ class SlotStream(ABC, Generic[OpenT]):
     def close(self) -> None:
         """Fail every request that is open; called once, after `run`."""
         for slot in list(self._open):
-            self._fail(slot, WorkerLostError(self.lost))
+            error = WorkerLostError(self.lost)
+            error.was_leaving = self._finishing
+            self._fail(slot, error)
 
     # ---- requests --------------------------------------------------------------------------------
 

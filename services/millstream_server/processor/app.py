@@ -28,6 +28,7 @@ from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import ModelNames, Models
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
+from millstream_server.processor.redispatch import Redispatcher
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer, add_servicers
 from millstream_server.processor.settings import ProcessorSettings
@@ -191,7 +192,13 @@ def _core(
     return ProcessorCore(
         front,
         Prompts(_text_limits(settings)),
-        TurnParts(pacer=pacer, workers=fleet, ticket_key=key, unread=fleet.unread),
+        TurnParts(
+            pacer=pacer,
+            workers=fleet,
+            ticket_key=key,
+            unread=fleet.unread,
+            redispatch=Redispatcher(router.plan, front.running) if settings.redispatch else None,
+        ),
         _media(settings, router, fleet, key),
     )
 

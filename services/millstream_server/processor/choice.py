@@ -13,18 +13,22 @@ from millstream_server.generation.output import (
     Finish,
     FinishReason,
     LogprobColumns,
+    OutputSink,
     TokenLogprob,
     logprob_bytes,
     output_bytes,
 )
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.leg import Leg
+from millstream_server.processor.telemetry import NO_SPAN
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.processor.text.stops import StopMatcher
 
 if TYPE_CHECKING:
     from millstream_server.generation.ticket import Ticket
+    from millstream_server.processor.dispatch import Dispatch
+    from millstream_server.processor.successor import Successor
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.processor.turn import Turn
 
@@ -120,8 +124,8 @@ class StoppedText:
 class Choice(Leg):
     """One choice: the leg that its tokens come from, and what they become."""
 
-    __slots__ = ("_logprobs", "_push", "_shares", "_text", "_texts", "finish_reason",
-                 "index", "prompt_leg", "ticket", "token_ids", "unsent",
+    __slots__ = ("_logprobs", "_push", "_shares", "_text", "_texts", "dispatch", "finish_reason",
+                 "index", "prompt_leg", "successor", "ticket", "token_ids", "unsent",
                  "wants_prompt_logprobs")  # fmt: skip
 
     def __init__(self, turn: Turn, index: int, *, continuation: bool = False) -> None:
@@ -132,6 +136,10 @@ class Choice(Leg):
         """The leg that runs the prompt; None: this one does (itself here would be a cycle)."""
         self.ticket: Ticket | None = None
         """Of a hand-off whose second leg has not started."""
+        self.dispatch: Dispatch | None = None
+        """What starts that leg."""
+        self.successor: Successor | None = None
+        """What stands in for a worker that was lost; None: none was."""
         self.wants_prompt_logprobs = False
         """No delta is made before the prompt's leg has ended with the prompt's logprobs."""
         self.finish_reason: FinishReason | None = None
@@ -141,7 +149,7 @@ class Choice(Leg):
         self._logprobs: LogprobColumns | None = None
         """Of ``unsent``; None: of none."""
         self.token_ids = array("I")
-        """The tokens of all deltas: another worker could continue after them."""
+        """The tokens of all deltas."""
         self._texts: list[str] = []
         self._shares = turn.options.n
         """How many choices share a message."""
@@ -180,7 +188,14 @@ class Choice(Leg):
         return self.prompt_leg or self
 
     @property
+    def sink(self) -> OutputSink:
+        return self.successor or self
+
+    @property
     def has_tokens(self) -> bool:
+        """Whether its worker has sent any: the prompt has been computed."""
+        if self.successor is not None:
+            return self.successor.has_tokens
         return bool(self.unsent or self.token_ids)
 
     @property
@@ -230,6 +245,21 @@ class Choice(Leg):
         super().cancel()
         if self.prompt_leg is not None:
             self.prompt_leg.cancel()
+
+    @property
+    def received(self) -> array[int]:
+        """All tokens that have come."""
+        return self.token_ids + array("I", self.unsent)
+
+    def reopen(self, turn: Turn, successor: Successor | None) -> None:
+        """Take nothing more from its workers; ``successor`` finds others, or it is ended next."""
+        self.abandon()
+        if self.prompt_leg is not None:
+            self.prompt_leg.abandon()
+        self.turn, self.successor, self.span = turn, successor, NO_SPAN
+        self.error = self.prompt_leg = self.ticket = self.dispatch = None
+        self.wants_prompt_logprobs = False
+        self._running = successor
 
     @property
     def held_bytes(self) -> int:

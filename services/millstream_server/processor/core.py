@@ -32,7 +32,6 @@ from millstream_server.processor.requests import (
 )
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.turn import Turn, TurnParts
-from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     ServingError,
@@ -208,7 +207,7 @@ class ProcessorCore:
             if not admission.runs:  # cancelled while it waited
                 turn.end_unstarted()
                 return turn
-            turn.start(self.front.router.plan(_routed(turn, session)))
+            turn.start(self.front.router.plan(turn.routed(session)))
         except BaseException as error:
             if isinstance(error, ServingError):
                 turn.fail(error)
@@ -224,27 +223,14 @@ class ProcessorCore:
         _log(turn)
 
 
-def _routed(turn: Turn, session: tuple[str, ...]) -> RoutingRequest:
-    request = turn.request
-    return RoutingRequest(
-        model=request.model,
-        token_ids=request.token_ids,
-        media_start=request.prompt.media_start,
-        session=session,
-        media_at=turn.media.held_at if turn.media else "",
-        session_key=turn.options.session,
-        adapter=request.adapter,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
-
-
 def _log(turn: Turn) -> None:
     """Write a turn's line, without its text."""
     usage, request = turn.used, turn.request
     # Who only starts and cancels gets no line each.
     write = log.info if usage.completion_tokens or turn.complete else log.caused
-    seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
+    more: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
+    if turn.redispatches:
+        more["redispatches"] = len(turn.redispatches)
     write(
         "turn ended",
         request=request.request_id,
@@ -254,6 +240,6 @@ def _log(turn: Turn) -> None:
         cached_tokens=usage.cached_tokens,
         media_tokens=usage.media_tokens,
         completion_tokens=usage.completion_tokens,
-        **seed,
+        **more,
         outcome=turn.outcome,
     )

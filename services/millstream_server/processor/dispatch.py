@@ -57,7 +57,7 @@ class Dispatch:
         if len(legs) == 1:
             self._start(choice, legs[0], choice, changes)
             return
-        choice.prompt_leg = Leg(choice.turn)
+        choice.prompt_leg, choice.dispatch = Leg(choice.turn), self
         ticket = _mint(legs[0], transfer, self._key)
         choice.wants_prompt_logprobs = logprobs is not None and logprobs.prompt
         self._start(choice.prompt_leg, legs[0], choice, {**changes, "ticket": ticket})

@@ -132,10 +132,14 @@ class Front:
     def _outstanding(self, name: str) -> Callable[[], int]:
         return lambda: self.router.task_workers(name).outstanding
 
+    def running(self) -> int:
+        """Count the requests that run, each choice as one."""
+        return sum(queue.running for queue in self.queues.values())
+
     def _named(self) -> dict[str, float]:
         """Return what load reports have besides: totals, without the names of models."""
         return {
-            "running_requests": sum(queue.running for queue in self.queues.values()),
+            "running_requests": self.running(),
             "queued_requests": sum(queue.queued for queue in self.queues.values()),
             "first_tokens": self.telemetry.first_tokens,
             "first_token_seconds": self.telemetry.first_token_s,

@@ -14,6 +14,7 @@ from millstream_server.runtime.frozen import changed
 if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
     from millstream_server.routing.plan import PlannedLeg
+    from millstream_server.routing.workers import Candidate
 
 
 class Running(Protocol):
@@ -21,6 +22,10 @@ class Running(Protocol):
 
     def cancel(self) -> None:
         """Stop it, at any time, also twice and after the end."""
+        ...
+
+    def abandon(self) -> None:
+        """Cancel it; what still comes of it, its end included, goes nowhere."""
         ...
 
 
@@ -64,12 +69,14 @@ class Leg:
     they hold would stay until the next garbage collection.
     """
 
-    __slots__ = ("_running", "error", "result", "span", "turn")
+    __slots__ = ("_running", "error", "place", "result", "span", "turn")
 
     def __init__(self, turn: Turn) -> None:
         """Belong to ``turn``; nothing is started yet."""
         self.turn = turn
         self._running: Running | None = None
+        self.place: Candidate | None = None
+        """Where it was started last; None: nowhere yet."""
         self.span: RequestSpan = NO_SPAN
         self.result: Finish | None = None
         self.error: ServingError | None = None
@@ -83,6 +90,7 @@ class Leg:
             WorkerLostError: the worker isn't connected.
         """
         turn, address = self.turn, planned.place.address
+        self.place = planned.place
         self.span = span = turn.telemetry.leg(planned.role, address)
         if planned.place.dp_rank is not None or planned.cached_tokens:
             changes["dp_rank"] = planned.place.dp_rank
@@ -92,7 +100,7 @@ class Leg:
             changes["trace"] = trace
         try:
             self._running = turn.parts.workers.generate(
-                address, changed(request, changes) if changes else request, self
+                address, changed(request, changes) if changes else request, self.sink
             )
         except ServingError as error:
             span.failed(error)
@@ -102,6 +110,18 @@ class Leg:
         """Cancel at the worker; may be called at any time."""
         if self._running is not None:
             self._running.cancel()
+
+    def abandon(self) -> None:
+        """Stop it at the worker, and take nothing more from there."""
+        running, self._running, self.turn = self._running, None, _NO_TURN
+        if running is not None:
+            running.abandon()
+            self.span.ended(cancelled=True)
+
+    @property
+    def sink(self) -> OutputSink:
+        """Where its worker's output goes."""
+        return self
 
     @property
     def over(self) -> bool:
@@ -118,9 +138,9 @@ class Leg:
         self.span.ended(cancelled=finish.reason is FinishReason.CANCELLED)
 
     def fail(self, error: ServingError) -> None:
-        self.error = error
-        self._ended()
-        self.span.failed(error)
+        span, self.error = self.span, error
+        self._ended()  # it may be started elsewhere, with another span
+        span.failed(error)
 
     def _ended(self) -> None:
         turn, self.turn, self._running = self.turn, _NO_TURN, None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from millstream.v1 import processor_pb2
+from millstream.v1 import errors_pb2, processor_pb2
 from millstream_server.formats.calls import Call as ToolCall
 from millstream_server.formats.events import (
     Arguments,
@@ -189,6 +189,13 @@ class Messages(PulledOutput):
         results = [choice.result for choice in turn.choices]
         versions = dict.fromkeys([r.weight_version for r in results if r and r.weight_version])
         message.weight_version = ", ".join(versions)
+        for each in turn.redispatches:
+            message.redispatches.add(
+                index=each.index,
+                token_count=each.tokens,
+                reason=errors_pb2.ErrorReason.Value("ERROR_REASON_" + each.reason),
+                way=processor_pb2.RedispatchWay.Value("REDISPATCH_WAY_" + each.way.value),
+            )
 
 
 def _prompt_logprobs(turn: Turn) -> Sequence[TokenLogprob]:

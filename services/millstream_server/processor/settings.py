@@ -100,6 +100,11 @@ class ProcessorSettings(ServiceSettings):
         default=True,
         help="also serve OpenAI's and Anthropic's APIs over HTTP, on this port (docs/openai.md)",
     )
+    redispatch: bool = setting(
+        default=True,
+        help="requests whose worker is lost go on at another one, without a gap or a repeat "
+        "(docs/guarantees.md)",
+    )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )

@@ -16,6 +16,7 @@ from millstream_server.processor.dispatch import Dispatch
 from millstream_server.processor.leg import Leg, Workers
 from millstream_server.processor.read_choice import ReadChoice
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import Failure, ServingError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
     from millstream_server.processor.output import Pacer, TurnOutput
+    from millstream_server.processor.redispatch import Redispatcher
+    from millstream_server.processor.successor import Redispatched
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan
     from millstream_server.runtime.rpc.call import Call
@@ -39,6 +42,8 @@ class TurnParts:
     ticket_key: TicketKey | None = None
     unread: UnreadOutput = field(default_factory=UnreadOutput)
     """Bounds the output that clients don't read."""
+    redispatch: Redispatcher | None = None
+    """Finds other workers for lost ones; None: what they ran fails."""
 
 
 class Turn:
@@ -47,9 +52,9 @@ class Turn:
     Order of calls: `start` or `end_unstarted`; `Call.send_from` with its `output`; `close` always.
     """
 
-    __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_dispatch", "choices",
-                 "error", "media", "options", "outcome", "output", "parts", "reading", "request",
-                 "seed", "telemetry", "text_model", "used", "workers")  # fmt: skip
+    __slots__ = ("__weakref__", "_admission", "_closed", "cancelled", "choices", "error",
+                 "media", "options", "outcome", "output", "parts", "reading", "redispatches",
+                 "request", "seed", "telemetry", "text_model", "used", "workers")  # fmt: skip
 
     def __init__(
         self,
@@ -85,16 +90,17 @@ class Turn:
         """Where it runs (`Plan.places`); empty if it never started."""
         self.seed: int | None = None
         """Choice 0's, set by the first `start`; None: the engine draws without one."""
+        self.redispatches: tuple[Redispatched, ...] = ()
+        """Each time that a choice went on at another worker."""
         self.error: Failure | None = None
         """The failure that ended it."""
-        self._cancelled = False
+        self.cancelled = False
+        """Its choices end as soon as their workers have stopped."""
         self.outcome = ""
         """Set by `close`: finish reasons, a failure's reason, or ABANDONED (the client is gone)."""
         self.used: Usage
         """Set by `close`: the final token counts."""
         self._admission = admission
-        self._dispatch: Dispatch | None = None
-        """Of a plan with two legs."""
         self._closed = False
         self.choices = [
             ReadChoice(self, i, reading, continuation=continuation)
@@ -106,6 +112,21 @@ class Turn:
 
     # ---- to the workers
 
+    def routed(self, session: tuple[str, ...]) -> RoutingRequest:
+        """Return what routing gets; ``session``: where the conversation's last turn ran."""
+        request = self.request
+        return RoutingRequest(
+            model=request.model,
+            token_ids=request.token_ids,
+            media_start=request.prompt.media_start,
+            session=session,
+            media_at=self.media.held_at if self.media else "",
+            session_key=self.options.session,
+            adapter=request.adapter,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+        )
+
     def start(self, plan: Plan) -> None:
         """Start every choice on the plan's workers.
 
@@ -115,8 +136,6 @@ class Turn:
         self.workers = plan.places
         dispatch = Dispatch(self.request, plan, self.parts.ticket_key, self.seed)
         self.seed = dispatch.seed
-        if len(plan.legs) > 1:
-            self._dispatch = dispatch
         for choice in self.choices:
             dispatch.start(choice, self.media)
 
@@ -130,7 +149,7 @@ class Turn:
 
     def cancel(self) -> None:
         """Cancel at the workers; the choices then finish as CANCELLED."""
-        self._cancelled = True
+        self.cancelled = True
         for choice in self.choices:
             choice.cancel()
 
@@ -158,16 +177,23 @@ class Turn:
                 self._go_on(choice, leg)
             self.output.send_now()
         elif choice.needs(leg):
-            self.fail(leg.error)
+            self._lost(choice, leg, leg.error)
         if leg is choice and all(choice.over for choice in self.choices):
             self._admission.leave()
 
+    def _lost(self, choice: Choice, leg: Leg, error: ServingError) -> None:
+        """Go on elsewhere with what a failed leg has left, if this can be; else fail."""
+        redispatch = self.parts.redispatch
+        over = self._closed or self.error is not None
+        if over or redispatch is None or not redispatch.take_over(self, choice, leg, error):
+            self.fail(error)
+
     def _go_on(self, choice: Choice, prompt: Leg) -> None:
         """Start the answering leg of a plan in sequence; if the prompt's was cancelled, end it."""
-        result, dispatch = prompt.result, self._dispatch
+        result, dispatch = prompt.result, choice.dispatch
         if not (result and dispatch):
-            return  # never: `start` has set it
-        if self._cancelled or result.reason is FinishReason.CANCELLED:
+            return  # never: `Dispatch.start` has set it
+        if self.cancelled or result.reason is FinishReason.CANCELLED:
             ended = replace(result, reason=FinishReason.CANCELLED, completion_tokens=0)
             choice.finish(ended)  # the prompt's leg may have ended before the cancel arrived
             return
@@ -213,7 +239,7 @@ class Turn:
         return Usage(
             len(prompt.token_ids),
             sum([len(choice.token_ids) for choice in choices]),
-            choices[0].cached_tokens,
+            min(choices[0].cached_tokens, len(prompt)),  # more if it went on: output, too
             prompt.media_tokens,
             sum([choice.reasoning_tokens for choice in choices]) if self.reading else 0,
         )

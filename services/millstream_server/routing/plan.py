@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from millstream_server.control.engine import Role
+from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.ticket import KvTransfer
-from millstream_server.routing.workers import Candidate, WorkerView
+from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
 
@@ -34,6 +36,24 @@ class RoutingRequest:
     cache_salt: str = ""
     """Separates KV caches, as `GenerationRequest.cache_salt`."""
     priority: Priority = Priority.NORMAL
+    avoid: str = ""
+    """Address of a worker that it must not go to; empty: none."""
+    weights: Weights | None = None
+    """Only workers with these take it, since it goes on there; None: any of the model."""
+
+
+class Weights(NamedTuple):
+    """What two workers must have in common for one to go on with the other's request."""
+
+    version: str
+    model_hash: str
+    engine: str
+
+
+def weights_of(view: WorkerView) -> Weights | None:
+    """Return a worker's, the last ones while it accepts no requests; None: it makes no text."""
+    engine = info_of(known(view), GeneratorInfo)
+    return Weights(engine.weight_version, engine.model_hash, engine.engine) if engine else None
 
 
 class HandoffMode(enum.Enum):

@@ -10,7 +10,14 @@ from millstream_server.generation.validation import check_adapter
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.model_workers import ModelWorkers, adapters_of, workers_of
 from millstream_server.routing.pairs import shared_transfer
-from millstream_server.routing.plan import Handoff, Plan, PlannedLeg, RoutingRequest
+from millstream_server.routing.plan import (
+    Handoff,
+    Plan,
+    PlannedLeg,
+    RoutingRequest,
+    Weights,
+    weights_of,
+)
 from millstream_server.routing.policy import RoutingPolicy
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.task_workers import TaskWorkers, task_workers_of
@@ -126,10 +133,13 @@ class Router:
             NoWorkerError: a role that it needs has no worker.
             AdapterNotFoundError: no worker has its LoRA adapter.
         """
-        workers = self.of(request.model)
-        workers.require()
-        if request.adapter:
-            workers = self._with_adapter(request, workers)
+        if request.weights is not None:
+            workers = self._with_weights(request, request.weights)
+        else:
+            workers = self.of(request.model)
+            workers.require()
+            if request.adapter:
+                workers = self._with_adapter(request, workers)
         whole = workers.aggregated
         if request.media_at:
             place = workers.holder(request)
@@ -182,6 +192,19 @@ class Router:
                 )
             able.require()
             self._adapters[model, adapter] = able
+        return able
+
+    def _with_weights(self, request: RoutingRequest, weights: Weights) -> ModelWorkers:
+        """Return the workers where a request can go on; not kept: few ask."""
+        views = [
+            view
+            for view in self._views
+            if view.address != request.avoid
+            and weights_of(view) == weights
+            and (not request.adapter or request.adapter in adapters_of(view))
+        ]
+        able = self._collect(request.model, views)
+        able.require()
         return able
 
     def _collect(self, model: str, views: Sequence[WorkerView]) -> ModelWorkers:

@@ -16,6 +16,8 @@ ServingError
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
 ├── OverloadedError           RESOURCE_EXHAUSTED   no capacity now; retry after a pause
+├── RepeatedLossError         ABORTED              two workers were lost while they ran it
+├── ReplayDifferedError       ABORTED              run again, it gave other tokens
 ├── UnavailableError          UNAVAILABLE          retry, on another server if possible
 │   ├── NoWorkerError                              no worker of a needed role is connected
 │   ├── WorkerLostError                            the stream to the worker broke
@@ -64,7 +66,14 @@ class Code(enum.IntEnum):
 
 
 SERVER_FAULTS = frozenset(
-    {Code.UNKNOWN, Code.RESOURCE_EXHAUSTED, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS}
+    {
+        Code.UNKNOWN,
+        Code.RESOURCE_EXHAUSTED,
+        Code.ABORTED,
+        Code.INTERNAL,
+        Code.UNAVAILABLE,
+        Code.DATA_LOSS,
+    }
 )
 """Codes that count as errors in load reports: not invalid requests, and not cancelled ones."""
 
@@ -247,6 +256,20 @@ class OverloadedError(ServingError):
     retryable = True
 
 
+class RepeatedLossError(ServingError):
+    """Two workers were lost while they ran the request: it may be what ends them."""
+
+    code = Code.ABORTED
+    reason = "REPEATED_LOSS"
+
+
+class ReplayDifferedError(ServingError):
+    """The worker was lost, and another one drew other tokens than the client has."""
+
+    code = Code.ABORTED
+    reason = "REPLAY_DIFFERED"
+
+
 class UnavailableError(ServingError):
     """Something that the request needs is not available; a retry may succeed here or elsewhere."""
 
@@ -265,6 +288,8 @@ class WorkerLostError(UnavailableError):
     """The stream to the worker broke while it carried this request."""
 
     reason = "WORKER_LOST"
+    was_leaving = False
+    """Whether the worker had announced its shutdown: then the request isn't what ended it."""
 
 
 class WorkerDrainingError(UnavailableError):

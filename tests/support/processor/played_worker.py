@@ -21,9 +21,9 @@ from millstream.v1 import (
 from millstream_server.generation.output import Finish, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
+from millstream_server.links.generation_stream import OpenGeneration
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
-from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.runtime.errors import ServingError
 from millstream_testing.waiting import EOF, until
 from tests.support.worker.older_worker import OlderWorker
@@ -146,7 +146,7 @@ async def linked(
                 await running
 
 
-def start(link: WorkerLink, sink: Sink, request: GenerationRequest = REQUEST) -> OpenRequest:
+def start(link: WorkerLink, sink: Sink, request: GenerationRequest = REQUEST) -> OpenGeneration:
     """Start a request as `Fleet.generate` does."""
     assert link.streams is not None
     assert link.streams.text is not None

@@ -87,6 +87,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
     the old ones serve on.
     """
+    ERROR_REASON_REPEATED_LOSS: _ErrorReason.ValueType  # 26
+    """ABORTED: two workers were lost, one after the other, while they ran this request. The request may be
+    what ends them, so it was not sent to a third one. A client MUST NOT send it again by itself.
+    """
+    ERROR_REASON_REPLAY_DIFFERED: _ErrorReason.ValueType  # 27
+    """ABORTED: the worker was lost, and another one, which ran the request again from the start, drew other
+    tokens than the client has. What the client has stays valid; the request may be sent again.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the stable, machine-readable cause of a failure. It travels as
@@ -155,6 +163,14 @@ ERROR_REASON_ENGINE_BUSY: ErrorReason.ValueType  # 24
 ERROR_REASON_INVALID_WEIGHTS: ErrorReason.ValueType  # 25
 """FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
 the old ones serve on.
+"""
+ERROR_REASON_REPEATED_LOSS: ErrorReason.ValueType  # 26
+"""ABORTED: two workers were lost, one after the other, while they ran this request. The request may be
+what ends them, so it was not sent to a third one. A client MUST NOT send it again by itself.
+"""
+ERROR_REASON_REPLAY_DIFFERED: ErrorReason.ValueType  # 27
+"""ABORTED: the worker was lost, and another one, which ran the request again from the start, drew other
+tokens than the client has. What the client has stays valid; the request may be sent again.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 

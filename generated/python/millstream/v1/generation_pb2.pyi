@@ -149,6 +149,7 @@ class StartGeneration(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     DP_RANK_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot, below 1,048,576, not in use on this stream."""
     request_id: _builtins.str
@@ -165,6 +166,11 @@ class StartGeneration(_message.Message):
     """
     cache_salt: _builtins.str
     """Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt."""
+    resumed_tokens: _builtins.int
+    """The last so many prompt tokens are output of this request, which another worker began: penalties and a
+    grammar go on after them. Fewer than the prompt's tokens; the sampling's budgets are what is left of
+    them. On PREFILL and DECODE the same. Above 0 it needs ENGINE_ABILITY_RESUMED_OUTPUT.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, at least one token, each below WorkerInfo.vocab_size."""
@@ -215,10 +221,11 @@ class StartGeneration(_message.Message):
         adapter: _builtins.str = ...,
         dp_rank: _builtins.int | None = ...,
         cache_salt: _builtins.str = ...,
+        resumed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "logprobs", b"logprobs", "sampling", b"sampling", "ticket", b"ticket", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "adapter", b"adapter", "cache_salt", b"cache_salt", "dp_rank", b"dp_rank", "logprobs", b"logprobs", "media", b"media", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "adapter", b"adapter", "cache_salt", b"cache_salt", "dp_rank", b"dp_rank", "logprobs", b"logprobs", "media", b"media", "model", b"model", "request_id", b"request_id", "resumed_tokens", b"resumed_tokens", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dp_rank: _TypeAlias = _typing.Literal["dp_rank"]  # noqa: Y015
     _WhichOneofArgType__dp_rank: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank"]  # noqa: Y015

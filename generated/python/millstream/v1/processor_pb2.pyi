@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from millstream.v1 import chat_pb2 as _chat_pb2
+from millstream.v1 import errors_pb2 as _errors_pb2
 from millstream.v1 import generation_pb2 as _generation_pb2
 from millstream.v1 import media_pb2 as _media_pb2
 from millstream.v1 import sampling_pb2 as _sampling_pb2
@@ -132,6 +133,50 @@ without a structural_tag.
 TOOL_CHOICE_MODE_NAMED: ToolChoiceMode.ValueType  # 4
 """The same, with calls of the tool that is named only."""
 Global___ToolChoiceMode: _TypeAlias = ToolChoiceMode  # noqa: Y015
+
+class _RedispatchWay:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RedispatchWayEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RedispatchWay.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REDISPATCH_WAY_UNSPECIFIED: _RedispatchWay.ValueType  # 0
+    """Not set; never sent."""
+    REDISPATCH_WAY_AGAIN: _RedispatchWay.ValueType  # 1
+    """It began again from the prompt; the client had nothing of it. As exact as a first attempt."""
+    REDISPATCH_WAY_CONTINUE: _RedispatchWay.ValueType  # 2
+    """The prompt and the tokens so far were continued. With greedy sampling, or a seed that the engine draws
+    by position, the tokens are those that the lost worker would have generated, as far as the engines'
+    kernels are deterministic; otherwise they are a continuation as likely as any.
+    """
+    REDISPATCH_WAY_REPLAY: _RedispatchWay.ValueType  # 3
+    """It was run from the prompt again, and drew the same tokens as far as the client has them."""
+    REDISPATCH_WAY_CONTINUE_WITH_STATE: _RedispatchWay.ValueType  # 4
+    """As REDISPATCH_WAY_CONTINUE, and the engine knew which tokens were output: penalties and a grammar went
+    on after them.
+    """
+
+class RedispatchWay(_RedispatchWay, metaclass=_RedispatchWayEnumTypeWrapper):
+    """RedispatchWay is how a choice goes on at another worker. A client MUST treat an unknown value like
+    REDISPATCH_WAY_CONTINUE.
+    """
+
+REDISPATCH_WAY_UNSPECIFIED: RedispatchWay.ValueType  # 0
+"""Not set; never sent."""
+REDISPATCH_WAY_AGAIN: RedispatchWay.ValueType  # 1
+"""It began again from the prompt; the client had nothing of it. As exact as a first attempt."""
+REDISPATCH_WAY_CONTINUE: RedispatchWay.ValueType  # 2
+"""The prompt and the tokens so far were continued. With greedy sampling, or a seed that the engine draws
+by position, the tokens are those that the lost worker would have generated, as far as the engines'
+kernels are deterministic; otherwise they are a continuation as likely as any.
+"""
+REDISPATCH_WAY_REPLAY: RedispatchWay.ValueType  # 3
+"""It was run from the prompt again, and drew the same tokens as far as the client has them."""
+REDISPATCH_WAY_CONTINUE_WITH_STATE: RedispatchWay.ValueType  # 4
+"""As REDISPATCH_WAY_CONTINUE, and the engine knew which tokens were output: penalties and a grammar went
+on after them.
+"""
+Global___RedispatchWay: _TypeAlias = RedispatchWay  # noqa: Y015
 
 class _ModelTask:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -861,6 +906,7 @@ class TurnFinished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     LONGEST_PACING_INTERVAL_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    REDISPATCHES_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.str
     """Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
     choices differ in it.
@@ -875,20 +921,61 @@ class TurnFinished(_message.Message):
         min_interval; zero if none were.
         """
 
+    @_builtins.property
+    def redispatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Redispatch]:
+        """Each time that a choice lost its worker and went on at another one, in order. The text has neither a
+        gap nor a repeat there.
+        """
+
     def __init__(
         self,
         *,
         usage: _usage_pb2.GenerationUsage | None = ...,
         longest_pacing_interval: _duration_pb2.Duration | None = ...,
         weight_version: _builtins.str = ...,
+        redispatches: _abc.Iterable[Global___Redispatch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "redispatches", b"redispatches", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TurnFinished: _TypeAlias = TurnFinished  # noqa: Y015
+
+@_typing.final
+class Redispatch(_message.Message):
+    """Redispatch is a choice that went on at another worker when its own was lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Index of the choice."""
+    token_count: _builtins.int
+    """Tokens that the choice had when its worker was lost; 0: none had come."""
+    reason: _errors_pb2.ErrorReason.ValueType
+    """Why the worker no longer ran it."""
+    way: Global___RedispatchWay.ValueType
+    """How the choice went on."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        token_count: _builtins.int = ...,
+        reason: _errors_pb2.ErrorReason.ValueType = ...,
+        way: Global___RedispatchWay.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "reason", b"reason", "token_count", b"token_count", "way", b"way"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Redispatch: _TypeAlias = Redispatch  # noqa: Y015
 
 @_typing.final
 class CompleteRequest(_message.Message):

@@ -83,6 +83,8 @@ class _EngineAbilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineA
     """LogprobOptions.prompt."""
     ENGINE_ABILITY_STRUCTURAL_TAGS: _EngineAbility.ValueType  # 6
     """Constraint.structural_tag, besides ENGINE_ABILITY_CONSTRAINTS."""
+    ENGINE_ABILITY_RESUMED_OUTPUT: _EngineAbility.ValueType  # 7
+    """StartGeneration.resumed_tokens. For Processors: no option of a client needs it."""
 
 class EngineAbility(_EngineAbility, metaclass=_EngineAbilityEnumTypeWrapper):
     """EngineAbility is an optional feature of an engine."""
@@ -101,6 +103,8 @@ ENGINE_ABILITY_PROMPT_LOGPROBS: EngineAbility.ValueType  # 5
 """LogprobOptions.prompt."""
 ENGINE_ABILITY_STRUCTURAL_TAGS: EngineAbility.ValueType  # 6
 """Constraint.structural_tag, besides ENGINE_ABILITY_CONSTRAINTS."""
+ENGINE_ABILITY_RESUMED_OUTPUT: EngineAbility.ValueType  # 7
+"""StartGeneration.resumed_tokens. For Processors: no option of a client needs it."""
 Global___EngineAbility: _TypeAlias = EngineAbility  # noqa: Y015
 
 class _LoadStage:

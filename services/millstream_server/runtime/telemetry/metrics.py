@@ -204,6 +204,12 @@ WORKERS_CONNECTED = gauge(
 WORKERS_LOST = counter(
     "millstream_workers_lost", "Streams to workers that broke without a drain", ["role"]
 )
+REDISPATCHES = counter(
+    "millstream_redispatches",
+    "Choices that lost their worker, by how they went on elsewhere (continue, again, replay) or "
+    "why they could not (refused, no_worker, repeated_loss)",
+    ["model", "outcome"],
+)
 DISCOVERY_FAILURES = counter(
     "millstream_discovery_failures", "Times that discovery broke by a bug and was started again"
 )

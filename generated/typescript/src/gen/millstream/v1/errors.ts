@@ -77,6 +77,16 @@ export enum ErrorReason {
    * the old ones serve on.
    */
   INVALID_WEIGHTS = 25,
+  /**
+   * REPEATED_LOSS - ABORTED: two workers were lost, one after the other, while they ran this request. The request may be
+   * what ends them, so it was not sent to a third one. A client MUST NOT send it again by itself.
+   */
+  REPEATED_LOSS = 26,
+  /**
+   * REPLAY_DIFFERED - ABORTED: the worker was lost, and another one, which ran the request again from the start, drew other
+   * tokens than the client has. What the client has stays valid; the request may be sent again.
+   */
+  REPLAY_DIFFERED = 27,
   UNRECOGNIZED = -1,
 }
 
@@ -160,6 +170,12 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 25:
     case "ERROR_REASON_INVALID_WEIGHTS":
       return ErrorReason.INVALID_WEIGHTS;
+    case 26:
+    case "ERROR_REASON_REPEATED_LOSS":
+      return ErrorReason.REPEATED_LOSS;
+    case 27:
+    case "ERROR_REASON_REPLAY_DIFFERED":
+      return ErrorReason.REPLAY_DIFFERED;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -221,6 +237,10 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_ENGINE_BUSY";
     case ErrorReason.INVALID_WEIGHTS:
       return "ERROR_REASON_INVALID_WEIGHTS";
+    case ErrorReason.REPEATED_LOSS:
+      return "ERROR_REASON_REPEATED_LOSS";
+    case ErrorReason.REPLAY_DIFFERED:
+      return "ERROR_REASON_REPLAY_DIFFERED";
     case ErrorReason.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";

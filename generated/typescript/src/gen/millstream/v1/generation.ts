@@ -155,6 +155,12 @@ export interface StartGeneration {
     | undefined;
   /** Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt. */
   cacheSalt: string;
+  /**
+   * The last so many prompt tokens are output of this request, which another worker began: penalties and a
+   * grammar go on after them. Fewer than the prompt's tokens; the sampling's budgets are what is left of
+   * them. On PREFILL and DECODE the same. Above 0 it needs ENGINE_ABILITY_RESUMED_OUTPUT.
+   */
+  resumedTokens: number;
 }
 
 /**
@@ -492,6 +498,7 @@ function createBaseStartGeneration(): StartGeneration {
     adapter: "",
     dpRank: undefined,
     cacheSalt: "",
+    resumedTokens: 0,
   };
 }
 
@@ -541,6 +548,9 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
     }
     if (message.cacheSalt !== "") {
       writer.uint32(106).string(message.cacheSalt);
+    }
+    if (message.resumedTokens !== 0) {
+      writer.uint32(112).uint32(message.resumedTokens);
     }
     return writer;
   },
@@ -672,6 +682,14 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
             message.cacheSalt = reader.string();
             continue;
           }
+          case 14: {
+            if (tag !== 112) {
+              break;
+            }
+
+            message.resumedTokens = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -715,6 +733,11 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
         : isSet(object.cache_salt)
         ? globalThis.String(object.cache_salt)
         : "",
+      resumedTokens: isSet(object.resumedTokens)
+        ? globalThis.Number(object.resumedTokens)
+        : isSet(object.resumed_tokens)
+        ? globalThis.Number(object.resumed_tokens)
+        : 0,
     };
   },
 
@@ -759,6 +782,9 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
     if (message.cacheSalt !== "") {
       obj.cacheSalt = message.cacheSalt;
     }
+    if (message.resumedTokens !== 0) {
+      obj.resumedTokens = Math.round(message.resumedTokens);
+    }
     return obj;
   },
 
@@ -790,6 +816,7 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
     message.adapter = object.adapter ?? "";
     message.dpRank = object.dpRank ?? undefined;
     message.cacheSalt = object.cacheSalt ?? "";
+    message.resumedTokens = object.resumedTokens ?? 0;
     return message;
   },
 };

@@ -21,6 +21,7 @@ import {
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
 import { ChatMessage, ChatTool, ContentPart, ToolCall } from "./chat.js";
+import { ErrorReason, errorReasonFromJSON, errorReasonToJSON } from "./errors.js";
 import { FinishReason, finishReasonFromJSON, finishReasonToJSON, MatchedStop } from "./generation.js";
 import { MediaChunk, Modality, modalityFromJSON, modalityToJSON, TokenSpan } from "./media.js";
 import { LogprobOptions, SamplingParams } from "./sampling.js";
@@ -198,6 +199,73 @@ export function toolChoiceModeToJSON(object: ToolChoiceMode): string {
     case ToolChoiceMode.NAMED:
       return "TOOL_CHOICE_MODE_NAMED";
     case ToolChoiceMode.UNRECOGNIZED:
+    default:
+      return "UNRECOGNIZED";
+  }
+}
+
+/**
+ * RedispatchWay is how a choice goes on at another worker. A client MUST treat an unknown value like
+ * REDISPATCH_WAY_CONTINUE.
+ */
+export enum RedispatchWay {
+  /** UNSPECIFIED - Not set; never sent. */
+  UNSPECIFIED = 0,
+  /** AGAIN - It began again from the prompt; the client had nothing of it. As exact as a first attempt. */
+  AGAIN = 1,
+  /**
+   * CONTINUE - The prompt and the tokens so far were continued. With greedy sampling, or a seed that the engine draws
+   * by position, the tokens are those that the lost worker would have generated, as far as the engines'
+   * kernels are deterministic; otherwise they are a continuation as likely as any.
+   */
+  CONTINUE = 2,
+  /** REPLAY - It was run from the prompt again, and drew the same tokens as far as the client has them. */
+  REPLAY = 3,
+  /**
+   * CONTINUE_WITH_STATE - As REDISPATCH_WAY_CONTINUE, and the engine knew which tokens were output: penalties and a grammar went
+   * on after them.
+   */
+  CONTINUE_WITH_STATE = 4,
+  UNRECOGNIZED = -1,
+}
+
+export function redispatchWayFromJSON(object: any): RedispatchWay {
+  switch (object) {
+    case 0:
+    case "REDISPATCH_WAY_UNSPECIFIED":
+      return RedispatchWay.UNSPECIFIED;
+    case 1:
+    case "REDISPATCH_WAY_AGAIN":
+      return RedispatchWay.AGAIN;
+    case 2:
+    case "REDISPATCH_WAY_CONTINUE":
+      return RedispatchWay.CONTINUE;
+    case 3:
+    case "REDISPATCH_WAY_REPLAY":
+      return RedispatchWay.REPLAY;
+    case 4:
+    case "REDISPATCH_WAY_CONTINUE_WITH_STATE":
+      return RedispatchWay.CONTINUE_WITH_STATE;
+    case -1:
+    case "UNRECOGNIZED":
+    default:
+      return RedispatchWay.UNRECOGNIZED;
+  }
+}
+
+export function redispatchWayToJSON(object: RedispatchWay): string {
+  switch (object) {
+    case RedispatchWay.UNSPECIFIED:
+      return "REDISPATCH_WAY_UNSPECIFIED";
+    case RedispatchWay.AGAIN:
+      return "REDISPATCH_WAY_AGAIN";
+    case RedispatchWay.CONTINUE:
+      return "REDISPATCH_WAY_CONTINUE";
+    case RedispatchWay.REPLAY:
+      return "REDISPATCH_WAY_REPLAY";
+    case RedispatchWay.CONTINUE_WITH_STATE:
+      return "REDISPATCH_WAY_CONTINUE_WITH_STATE";
+    case RedispatchWay.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
   }
@@ -603,6 +671,23 @@ export interface TurnFinished {
    * choices differ in it.
    */
   weightVersion: string;
+  /**
+   * Each time that a choice lost its worker and went on at another one, in order. The text has neither a
+   * gap nor a repeat there.
+   */
+  redispatches: Redispatch[];
+}
+
+/** Redispatch is a choice that went on at another worker when its own was lost. */
+export interface Redispatch {
+  /** Index of the choice. */
+  index: number;
+  /** Tokens that the choice had when its worker was lost; 0: none had come. */
+  tokenCount: number;
+  /** Why the worker no longer ran it. */
+  reason: ErrorReason;
+  /** How the choice went on. */
+  way: RedispatchWay;
 }
 
 /** CompleteRequest requests the continuation of a prompt. */
@@ -3024,7 +3109,7 @@ export const TokenLogprob: MessageFns<TokenLogprob, "millstream.v1.TokenLogprob"
 };
 
 function createBaseTurnFinished(): TurnFinished {
-  return { usage: undefined, longestPacingInterval: undefined, weightVersion: "" };
+  return { usage: undefined, longestPacingInterval: undefined, weightVersion: "", redispatches: [] };
 }
 
 export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"> = {
@@ -3039,6 +3124,9 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     }
     if (message.weightVersion !== "") {
       writer.uint32(26).string(message.weightVersion);
+    }
+    for (const v of message.redispatches) {
+      Redispatch.encode(v!, writer.uint32(34).fork()).join();
     }
     return writer;
   },
@@ -3080,6 +3168,14 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
             message.weightVersion = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.redispatches.push(Redispatch.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3105,6 +3201,9 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
         : isSet(object.weight_version)
         ? globalThis.String(object.weight_version)
         : "",
+      redispatches: globalThis.Array.isArray(object?.redispatches)
+        ? object.redispatches.map((e: any) => Redispatch.fromJSON(e))
+        : [],
     };
   },
 
@@ -3118,6 +3217,9 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     }
     if (message.weightVersion !== "") {
       obj.weightVersion = message.weightVersion;
+    }
+    if (message.redispatches?.length) {
+      obj.redispatches = message.redispatches.map((e) => Redispatch.toJSON(e));
     }
     return obj;
   },
@@ -3135,6 +3237,130 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
         ? Duration.fromPartial(object.longestPacingInterval)
         : undefined;
     message.weightVersion = object.weightVersion ?? "";
+    message.redispatches = object.redispatches?.map((e) => Redispatch.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseRedispatch(): Redispatch {
+  return { index: 0, tokenCount: 0, reason: 0, way: 0 };
+}
+
+export const Redispatch: MessageFns<Redispatch, "millstream.v1.Redispatch"> = {
+  $type: "millstream.v1.Redispatch" as const,
+
+  encode(message: Redispatch, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.index !== 0) {
+      writer.uint32(8).uint32(message.index);
+    }
+    if (message.tokenCount !== 0) {
+      writer.uint32(16).uint32(message.tokenCount);
+    }
+    if (message.reason !== 0) {
+      writer.uint32(24).int32(message.reason);
+    }
+    if (message.way !== 0) {
+      writer.uint32(32).int32(message.way);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Redispatch {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRedispatch();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.index = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.tokenCount = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.reason = reader.int32() as any;
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.way = reader.int32() as any;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): Redispatch {
+    return {
+      index: isSet(object.index) ? globalThis.Number(object.index) : 0,
+      tokenCount: isSet(object.tokenCount)
+        ? globalThis.Number(object.tokenCount)
+        : isSet(object.token_count)
+        ? globalThis.Number(object.token_count)
+        : 0,
+      reason: isSet(object.reason) ? errorReasonFromJSON(object.reason) : 0,
+      way: isSet(object.way) ? redispatchWayFromJSON(object.way) : 0,
+    };
+  },
+
+  toJSON(message: Redispatch): unknown {
+    const obj: any = {};
+    if (message.index !== 0) {
+      obj.index = Math.round(message.index);
+    }
+    if (message.tokenCount !== 0) {
+      obj.tokenCount = Math.round(message.tokenCount);
+    }
+    if (message.reason !== 0) {
+      obj.reason = errorReasonToJSON(message.reason);
+    }
+    if (message.way !== 0) {
+      obj.way = redispatchWayToJSON(message.way);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<Redispatch>): Redispatch {
+    return Redispatch.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Redispatch>): Redispatch {
+    const message = createBaseRedispatch();
+    message.index = object.index ?? 0;
+    message.tokenCount = object.tokenCount ?? 0;
+    message.reason = object.reason ?? 0;
+    message.way = object.way ?? 0;
     return message;
   },
 };

@@ -122,6 +122,8 @@ export enum EngineAbility {
   PROMPT_LOGPROBS = 5,
   /** STRUCTURAL_TAGS - Constraint.structural_tag, besides ENGINE_ABILITY_CONSTRAINTS. */
   STRUCTURAL_TAGS = 6,
+  /** RESUMED_OUTPUT - StartGeneration.resumed_tokens. For Processors: no option of a client needs it. */
+  RESUMED_OUTPUT = 7,
   UNRECOGNIZED = -1,
 }
 
@@ -148,6 +150,9 @@ export function engineAbilityFromJSON(object: any): EngineAbility {
     case 6:
     case "ENGINE_ABILITY_STRUCTURAL_TAGS":
       return EngineAbility.STRUCTURAL_TAGS;
+    case 7:
+    case "ENGINE_ABILITY_RESUMED_OUTPUT":
+      return EngineAbility.RESUMED_OUTPUT;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -171,6 +176,8 @@ export function engineAbilityToJSON(object: EngineAbility): string {
       return "ENGINE_ABILITY_PROMPT_LOGPROBS";
     case EngineAbility.STRUCTURAL_TAGS:
       return "ENGINE_ABILITY_STRUCTURAL_TAGS";
+    case EngineAbility.RESUMED_OUTPUT:
+      return "ENGINE_ABILITY_RESUMED_OUTPUT";
     case EngineAbility.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";

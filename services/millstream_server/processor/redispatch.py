@@ -1,0 +1,189 @@
+"""Choices that have lost their workers go on at others: docs/adr/0045.
+
+What a choice has given out stays, and its text and events go on unbroken: only the request at a
+worker is another one. Which way is right is in `processor.redispatch_ways`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millstream_server.control.engine import Role
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.processor.redispatch_ways import Lost, Way, way_of
+from millstream_server.processor.successor import Loss, Successor
+from millstream_server.routing.plan import Plan, RoutingRequest
+from millstream_server.routing.workers import info_of, known
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    KvTransferError,
+    RepeatedLossError,
+    ServingError,
+    WorkerDrainingError,
+    WorkerLostError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.metrics import REDISPATCHES
+
+if TYPE_CHECKING:
+    from millstream_server.processor.choice import Choice
+    from millstream_server.processor.leg import Leg
+    from millstream_server.processor.turn import Turn
+    from millstream_server.routing.workers import WorkerView
+
+log = get_log(__name__)
+
+_LOSSES = (WorkerLostError, EngineFailedError, WorkerDrainingError, KvTransferError)
+"""Failures that say that the request no longer runs at its worker. One that is slow, silent or
+paused still runs it."""
+_MOST_LOSSES = 2
+"""So many workers lost on one request, one after the other, end it."""
+_LEAST_AT_ONCE = 8
+_SHARE = 10
+"""One in so many running requests may compute its prompt again at once."""
+
+
+class Redispatcher:
+    """Finds workers for choices that have lost theirs; one per process.
+
+    At most a tenth of the running requests compute their prompt again at once, and at least 8. The
+    others wait, in order, so that the workers that are left go on with their own tokens meanwhile.
+    """
+
+    def __init__(self, plan: Callable[[RoutingRequest], Plan], running: Callable[[], int]) -> None:
+        """``plan`` is `Router.plan`; ``running`` counts the requests that run."""
+        self._plan = plan
+        self._running = running
+        self._computing: set[Successor] = set()
+        self._waiting: deque[Successor] = deque()
+
+    def take_over(self, turn: Turn, choice: Choice, leg: Leg, error: ServingError) -> bool:
+        """Go on elsewhere with a choice whose ``leg`` has failed; False: ``error`` ends it."""
+        before = choice.successor
+        if not isinstance(error, _LOSSES) or leg.place is None or (before and before.refused):
+            return False
+        if (end := _missed_end(turn, choice)) is not None:
+            choice.reopen(turn, before)
+            choice.finish(end)
+            return True
+        losses = _losses(before, error)
+        if losses >= _MOST_LOSSES:
+            self._count(turn, "repeated_loss")
+            turn.fail(_repeated(losses))
+            return True
+        way = way_of(_lost(turn, choice, leg.place.worker))
+        if way is None:
+            self._count(turn, "refused")
+            return False
+        blamed = leg.place
+        if isinstance(error, KvTransferError) and choice.prompt.place is not None:
+            blamed = choice.prompt.place  # decode says it, of what prefill owes
+        successor = Successor(turn, choice, Loss(blamed.worker, error, losses), way, self)
+        choice.reopen(turn, successor)
+        if way is Way.AGAIN:
+            choice.drop()
+        self._waiting.append(successor)
+        self._begin()
+        return True
+
+    def computed(self, successor: Successor) -> None:
+        """Let others begin: its prompt is computed, or it has ended."""
+        if successor in self._computing:
+            self._computing.remove(successor)
+            self._begin()
+
+    def forget(self, successor: Successor) -> None:
+        """Let it wait no longer."""
+        if successor in self._waiting:
+            self._waiting.remove(successor)
+
+    def _begin(self) -> None:
+        """Start those that wait, as far as there is room."""
+        while self._waiting and len(self._computing) < self._most:
+            successor = self._waiting.popleft()
+            self._computing.add(successor)
+            try:
+                successor.start(self._plan)
+            except ServingError as error:
+                self._computing.discard(successor)
+                self._count(successor.turn, "no_worker")
+                log.info(
+                    "a choice can't go on elsewhere",
+                    request=successor.turn.request.request_id,
+                    reason=error.reason,
+                )
+                successor.give_up()
+            else:
+                self._count(successor.turn, successor.way.value.lower())
+
+    @property
+    def _most(self) -> int:
+        return max(_LEAST_AT_ONCE, self._running() // _SHARE)
+
+    @staticmethod
+    def _count(turn: Turn, outcome: str) -> None:
+        REDISPATCHES.labels(turn.request.model, outcome).inc()
+
+
+def _missed_end(turn: Turn, choice: Choice) -> Finish | None:
+    """Return the end that the lost worker didn't come to tell; None: more is to come."""
+    request, tokens = turn.request, choice.received
+    sampling = request.sampling
+    reason, matched = None, None
+    if turn.cancelled:
+        reason = FinishReason.CANCELLED
+    elif not tokens or (request.logprobs is not None and request.logprobs.prompt):
+        return None
+    elif len(tokens) >= sampling.max_new_tokens:
+        reason = FinishReason.LENGTH
+    ends = () if sampling.ignore_eos else turn.text_model.eos_token_ids
+    if reason is not FinishReason.CANCELLED and len(tokens) >= sampling.min_new_tokens:
+        last = tokens[-1]
+        if last in sampling.stop_token_ids or last in ends:
+            reason, matched = FinishReason.STOP, last
+    if reason is None:
+        return None
+    return Finish(
+        reason=reason,
+        prompt_tokens=len(request.prompt),
+        completion_tokens=len(tokens),
+        matched_token_id=matched,
+    )
+
+
+def _losses(before: Successor | None, error: ServingError) -> int:
+    """Count the workers lost so far, one after the other.
+
+    One that was leaving doesn't count, unless the request came no further there: else one that is
+    refused everywhere would be sent around for ever.
+    """
+    lost = before.loss.count if before else 0
+    leaving = isinstance(error, WorkerDrainingError) or (
+        isinstance(error, WorkerLostError) and error.was_leaving
+    )
+    return lost + (not leaving or (before is not None and not before.has_tokens))
+
+
+def _lost(turn: Turn, choice: Choice, worker: WorkerView) -> Lost:
+    description = known(worker)
+    engine = info_of(description, GeneratorInfo)
+    media = turn.media
+    return Lost(
+        request=turn.request,
+        role=description.role if description else Role.AGGREGATED,
+        engine=engine.engine if engine else "",
+        seed=turn.seed,
+        seed_is_clients="seed" in turn.options.sampling,
+        given=bool(choice.token_ids),
+        media_held=media is not None and not media.held_at,
+    )
+
+
+def _repeated(losses: int) -> RepeatedLossError:
+    return RepeatedLossError(
+        f"{losses} workers were lost, one after the other, while they ran this request: it may be "
+        "what ends them, so it is not sent to another one"
+    )

@@ -1,0 +1,220 @@
+"""What stands in for a choice's lost worker: its request elsewhere, and what comes of it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import new_seed
+from millstream_server.processor.dispatch import Dispatch
+from millstream_server.processor.redispatch_ways import DRAWS_BY_POSITION, Way
+from millstream_server.routing.plan import Plan, RoutingRequest, weights_of
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    ReplayDifferedError,
+    ServingError,
+)
+from millstream_server.runtime.frozen import changed, dataclass
+from millstream_server.runtime.telemetry.log import get_log
+
+if TYPE_CHECKING:
+    from millstream_server.processor.choice import Choice
+    from millstream_server.processor.turn import Turn
+    from millstream_server.routing.workers import WorkerView
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Redispatched:
+    """A choice that went on at another worker."""
+
+    index: int
+    tokens: int
+    """How many it had."""
+    reason: str
+    """Of the failure."""
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How a choice lost its worker."""
+
+    worker: WorkerView
+    error: ServingError
+    """What the choice would have ended with."""
+    count: int
+    """Workers that it has lost so far, one after the other."""
+
+
+class Queue(Protocol):
+    """Decides when it starts (`processor.redispatch.Redispatcher`)."""
+
+    def computed(self, successor: Successor) -> None:
+        """Note that its prompt is computed, or that it has ended; also twice."""
+        ...
+
+    def forget(self, successor: Successor) -> None:
+        """Start it no more."""
+        ...
+
+
+class Successor:
+    """The sink of a choice that goes on; before `start` also its `leg.Running`.
+
+    Of a replay it drops the tokens that the choice has, which must come again.
+    """
+
+    __slots__ = ("_choice", "_queue", "_replayed", "_tokens", "_waits", "has_tokens", "loss",
+                 "refused", "turn", "way")  # fmt: skip
+
+    def __init__(self, turn: Turn, choice: Choice, loss: Loss, way: Way, queue: Queue) -> None:
+        """Wait until ``queue`` starts it."""
+        self.turn = turn
+        self.loss = loss
+        self.way = way
+        self.has_tokens = False
+        """Whether the new worker has sent any."""
+        self.refused = False
+        """It can't go on: the error that it was made for ends the choice."""
+        self._choice = choice
+        self._queue = queue
+        self._tokens = array("I") if way is Way.AGAIN else choice.received
+        self._replayed = 0 if way is Way.REPLAY else len(self._tokens)
+        """How many of these have come again; all, if none is to."""
+        self._waits = True
+
+    # ---- to the workers
+
+    def start(self, plan: Callable[[RoutingRequest], Plan]) -> None:
+        """Send the request to other workers, as ``plan`` finds them.
+
+        Raises:
+            ServingError: there are none.
+        """
+        self._waits = False
+        turn, choice, tokens, lost = self.turn, self._choice, self._tokens, self.loss.worker
+        request = turn.request
+        if self.way is Way.CONTINUE:
+            request = _continued(request, tokens)
+        asked = changed(
+            turn.routed(turn.workers),
+            {
+                "token_ids": request.token_ids,
+                "weights": weights_of(lost),
+                "avoid": lost.address,
+            },
+        )
+        found = plan(asked)
+        Dispatch(request, found, turn.parts.ticket_key, self._seed).start(choice, turn.media)
+        turn.workers = found.places
+        reason = self.loss.error.reason
+        done = Redispatched(choice.index, len(tokens), reason, self.way)
+        turn.redispatches = (*turn.redispatches, done)
+        log.info(
+            "a choice goes on elsewhere",
+            request=request.request_id,
+            choice=choice.index,
+            tokens=len(tokens),
+            lost=lost.address,
+            reason=reason,
+            way=self.way.value,
+        )
+
+    @property
+    def _seed(self) -> int | None:
+        """Choice 0's. A generator that begins anew with the client's text would repeat itself."""
+        asked = weights_of(self.loss.worker)
+        turn, known = self.turn, asked is not None and asked.engine in DRAWS_BY_POSITION
+        if self.way is not Way.CONTINUE or known or turn.seed is None or not self._tokens:
+            return turn.seed
+        return new_seed()
+
+    def give_up(self) -> None:
+        """End the choice with the error of its lost worker."""
+        self.refused = True
+        self._choice.reopen(self.turn, self)
+        self._choice.fail(self.loss.error)
+
+    # ---- while it waits to be started
+
+    def cancel(self) -> None:
+        if self._waits:
+            self.abandon()
+            self._choice.finish(
+                Finish(
+                    reason=FinishReason.CANCELLED,
+                    prompt_tokens=len(self.turn.request.prompt),
+                    completion_tokens=len(self._tokens),
+                )
+            )
+
+    def abandon(self) -> None:
+        self._waits = False
+        self._queue.forget(self)
+
+    # ---- from the worker
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Pass tokens on; of a replay only those that the choice doesn't have."""
+        if not self.has_tokens:
+            self.has_tokens = True
+            self._queue.computed(self)
+        if self._replayed < len(self._tokens):
+            expected = self._tokens[self._replayed : self._replayed + len(token_ids)]
+            count = len(expected)
+            if list(token_ids[:count]) != expected.tolist():
+                self._differs()
+                return
+            self._replayed += count
+            token_ids, logprobs = token_ids[count:], logprobs[count:]
+            if not token_ids:
+                return
+        self._choice.emit(token_ids, logprobs)
+
+    def finish(self, finish: Finish) -> None:
+        self._queue.computed(self)
+        if self._replayed < len(self._tokens) and finish.reason is not FinishReason.CANCELLED:
+            self._differs()
+        else:
+            self._choice.finish(finish)
+
+    def fail(self, error: ServingError) -> None:
+        self._queue.computed(self)
+        if isinstance(error, InvalidRequestError):  # what was right for the first worker
+            self.give_up()
+        else:
+            self._choice.fail(error)
+
+    def _differs(self) -> None:
+        choice = self._choice
+        choice.reopen(self.turn, self)
+        choice.fail(
+            ReplayDifferedError(
+                f"the worker was lost after {len(self._tokens)} tokens, and another one, which ran "
+                f"the request again, drew another token after {self._replayed} of them; send it "
+                "again"
+            )
+        )
+
+
+def _continued(request: GenerationRequest, tokens: Sequence[int]) -> GenerationRequest:
+    """Return the request of what is missing after some tokens."""
+    if not tokens:
+        return request
+    sampling, prompt, count = request.sampling, request.prompt, len(tokens)
+    changes: dict[str, Any] = {
+        "prompt": Prompt([*prompt.token_ids, *tokens], prompt.media),
+        "sampling": changed(
+            sampling,
+            {
+                "max_new_tokens": sampling.max_new_tokens - count,
+                "min_new_tokens": max(0, sampling.min_new_tokens - count),
+            },
+        ),
+    }
+    return changed(request, changes)
