@@ -27,6 +27,8 @@ from millstream_server.runtime.transport.http_stream import Asked, Http2Stream
 from millstream_server.runtime.transport.inbox import is_known_encoding
 from millstream_server.runtime.transport.probes import PROBE_METHODS, PROBES, refusal, respond
 from millstream_server.runtime.transport.stream import Stream
+from millstream_server.runtime.transport.web_requests import read_web
+from millstream_server.runtime.transport.web_stream import WebStream, open_web
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection
@@ -81,7 +83,13 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
     connection.add(Stream(connection, stream_id, head, connection.server.find(head.path)))
 
 
-def _not_grpc(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
+def _not_grpc(
+    connection: Connection, stream_id: int, fields: Sequence[Header], error: NotGrpcError
+) -> None:
+    rpc = read_web(error.method, error.head.path, fields)
+    if rpc is not None:
+        connection.add(open_web(WebStream, connection, stream_id, rpc))
+        return
     endpoints, path = connection.server.endpoints, error.head.path.partition("?")[0]
     if endpoints is None or path in PROBES or not path:
         _answer_http(connection, stream_id, error)
@@ -100,7 +108,7 @@ def _head(connection: Connection, event: events.RequestReceived) -> RequestHead 
     except MalformedError:
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
-        _not_grpc(connection, event.stream_id, error)
+        _not_grpc(connection, event.stream_id, event.headers, error)
     except StatusError as error:
         _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
     else:
