@@ -22,6 +22,10 @@ from millstream_server.runtime.transport.server import H2Server
 
 SERVICE = "millstream.v1.ProcessorService"
 UNARY, STREAM, BIDI = f"/{SERVICE}/Tokenize", f"/{SERVICE}/Complete", f"/{SERVICE}/Parse"
+PROTO, JSON = "application/proto", "application/json"
+WEB, TEXT = "application/grpc-web+proto", "application/grpc-web-text+proto"
+CONNECT, CONNECT_JSON = "application/connect+proto", "application/connect+json"
+"""Content types."""
 OPTIONS = TransportOptions(max_receive_bytes=1 << 20)
 Version = Literal["1.1", "2"]
 
@@ -146,6 +150,17 @@ async def caller(port: int, version: Version) -> AsyncIterator[httpx.AsyncClient
         timeout=10,
     ) as client:
         yield client
+
+
+async def call(
+    client: httpx.AsyncClient, path: str, content_type: str, body: bytes, **headers: str
+) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await client.post(path, content=body, headers={"content-type": content_type, **named})
+
+
+def asked(text: str) -> bytes:
+    return processor_pb2.CompleteRequest(text=text).SerializeToString()
 
 
 def frame(payload: bytes, flags: int = 0) -> bytes:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from google.protobuf import json_format
 
 from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.threads import DaemonThreads
 
 _AT_ONCE_BYTES = 4 << 10
 """More is converted in a thread: a message takes up to 4 µs for each of its numbers."""
 _MOST_WHY = 300
-_THREAD = ThreadPoolExecutor(1, "json")
+_THREAD = DaemonThreads(1, "json")
 """One for all calls: each further one would take as much time from the event loop."""
 
 
@@ -65,4 +65,4 @@ async def made(message: Any) -> bytes:
 async def _converted(convert: Callable[[], Any], nbytes: int) -> Any:
     if nbytes <= _AT_ONCE_BYTES:
         return convert()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, convert)
+    return await asyncio.wrap_future(_THREAD.submit(convert))

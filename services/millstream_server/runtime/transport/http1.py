@@ -14,6 +14,7 @@ from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.cors import allowed, preflight
 from millstream_server.runtime.transport.headers import RequestHead
 from millstream_server.runtime.transport.http1_output import Http1Sender, head
 from millstream_server.runtime.transport.http1_requests import (
@@ -211,6 +212,10 @@ class Http1Connection(asyncio.Protocol):
             self._last_id += 1
             self._serve(request, open_web(Http1WebStream, self, self._last_id, rpc))
             return
+        allowing = preflight(self.options.cors_origins, request.verb, request.headers)
+        if allowing is not None:
+            self._answer(allowing)
+            return
         if endpoints is None or path in PROBES or content_type.startswith("application/grpc"):
             self._answer(respond(request.verb, target, content_type, self.server.states))
             return
@@ -222,7 +227,8 @@ class Http1Connection(asyncio.Protocol):
         found = endpoints.find(request.verb, path)
         self._serve(request, Http1Stream(self, self._last_id, asked, found))
 
-    def _serve(self, request: Request, stream: Stream) -> None:
+    def _serve(self, request: Request, stream: Http1Stream | Http1WebStream) -> None:
+        stream.sender.cors = allowed(self.options.cors_origins, request.headers)
         self._starting = self.streams[stream.id] = stream
         self.bounds.streams.add(self)
         self._place.mark_used()

@@ -23,6 +23,7 @@ from millstream_server.runtime.transport.web_framing import (
     GrpcWebText,
 )
 
+_GRPC = "application/grpc"
 _PROTO, _JSON = "application/proto", "application/json"
 _KINDS: Mapping[str, tuple[type[Framing], str]] = {
     "application/grpc-web": (GrpcWeb, "application/grpc-web+proto"),
@@ -74,16 +75,15 @@ def read_web(verb: str, target: str, fields: Sequence[Header]) -> WebRequest | N
     content_type = given.get(b"content-type", b"").decode("latin-1").partition(";")[0]
     content_type = content_type.strip().lower()
     found = _KINDS.get(content_type)
-    sure = found is not None and found[0] is not ConnectUnary
-    if not sure and (not _is_rpc(path) or verb == "OPTIONS"):
+    if verb != "POST" or (found is None and content_type.startswith(_GRPC)):
+        return None
+    if (found is None or found[0] is ConnectUnary) and not _is_rpc(path):
         return None  # other requests have Connect's types, too
     head = RequestHead(path)
     kind, returned = found or (ConnectUnary, _JSON)
     framing = kind(returned, json=returned.endswith("json"))
     problem: StatusError | None = None
-    if verb != "POST":
-        problem = HttpRefusalError(405, "RPCs are POST", (("allow", "POST"),))
-    elif found is None:
+    if found is None:
         problem = unknown_type(list(_KINDS))
     else:
         head.encoding = given.get(_ENCODING[kind], b"identity")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream_server.runtime.errors import Failure, StatusError
 from millstream_server.runtime.rpc import json_messages
@@ -27,10 +26,10 @@ from millstream_server.runtime.transport.web_requests import (
     unknown_type,
 )
 
+S = TypeVar("S", bound="WebStream")
 
-def open_web(
-    kind: type[WebStream], connection: Any, stream_id: int, asked: WebRequest
-) -> WebStream:
+
+def open_web(kind: type[S], connection: Any, stream_id: int, asked: WebRequest) -> S:
     """Make the stream of an RPC, of a ``kind``."""
     path = asked.head.path
     method = connection.server.find(path)
@@ -65,6 +64,39 @@ class WholeBody(Body):
         super().end()
 
 
+class JsonInbox(Inbox):
+    """Messages of JSON; what a thread converts counts, too, since it may wait for others'."""
+
+    kind: Any = None
+    """The class of messages; None: they stay as they are."""
+    converting = 0
+    """Bytes of what is being converted."""
+
+    @property
+    def held_bytes(self) -> int:
+        return super().held_bytes + self.converting
+
+    def drop(self) -> None:
+        self.converting = 0
+        super().drop()
+
+    async def read(self) -> Any:
+        data = await super().read()
+        if data is END:
+            return data
+        self.converting = len(data)
+        self.count()
+        try:
+            return await json_messages.parsed(self.kind, data)
+        finally:
+            self.converting = 0
+            self.count()
+
+
+class JsonBody(JsonInbox, WholeBody):
+    """A body that is one message of JSON."""
+
+
 class WebStream(Stream):
     """A `Call`. Its end is a part of the body: it may have to wait for room as messages do."""
 
@@ -84,7 +116,7 @@ class WebStream(Stream):
         self.sender.more = not self._framing.whole
         if self._framing.json:
             self._woken = asyncio.Event()
-            self.read, self.write = self._read_json, self._write_json
+            self.write = self._write_json
             self.send_from, self.ready = self._send_json_from, self._woken.set
         elif self._framing.whole:
             self.write = self._keep
@@ -92,12 +124,13 @@ class WebStream(Stream):
     def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
         most = method.max_request_bytes or connection.options.max_receive_bytes
         framing, serialize = self._framing, method.serialize
-        kind = WholeBody if framing.whole else Inbox
-        parse: Callable[[bytes], Any] = bytes if framing.json else method.parse
-        self.inbox = kind(connection, self.id, head.encoding, most, parse)
+        given = (connection, self.id, head.encoding, most)
         if framing.json:
+            self.inbox = inbox = (JsonBody if framing.whole else JsonInbox)(*given, bytes)
+            inbox.kind = method.request_type
             self.sender = self._make_sender(connection, framing.message)
         else:
+            self.inbox = (WholeBody if framing.whole else Inbox)(*given, method.parse)
             self.sender = self._make_sender(connection, lambda m: framing.message(serialize(m)))
 
     def _make_sender(self, connection: Any, serialize: Serialize) -> BodySender:
@@ -178,10 +211,6 @@ class WebStream(Stream):
         if not self.inbox.ended:
             self._body_came()
         self._wake()
-
-    async def _read_json(self) -> Any:
-        data = await self.inbox.read()
-        return data if data is END else await json_messages.parsed(self._method.request_type, data)
 
     # ---- what is sent ----------------------------------------------------------------------------
 
