@@ -133,6 +133,19 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         finally:
             reader.cancel()
 
+    async def ChatOnce(
+        self, request: processor_pb2.ChatOnceRequest, context: Any
+    ) -> AsyncIterator[processor_pb2.ChatOnceResponse]:
+        async def only() -> AsyncIterator[processor_pb2.ChatRequest]:
+            yield processor_pb2.ChatRequest(start=request.start)
+
+        async for said in self.Chat(only(), context):
+            yield processor_pb2.ChatOnceResponse(
+                started=said.started if said.HasField("started") else None,
+                choices=said.choices,
+                finished=said.finished if said.HasField("finished") else None,
+            )
+
     async def _read(
         self,
         incoming: AsyncIterator[processor_pb2.ChatRequest],

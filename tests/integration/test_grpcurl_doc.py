@@ -39,6 +39,7 @@ _SAYS = {
         r'"finishReason": "FINISH_REASON_LENGTH"',
         r'"promptTokens": 125,\s+"completionTokens": 3,\s+"mediaTokens": 108',
         r'"finishReason": "FINISH_REASON_LENGTH"',
+        r'"finishReason": "FINISH_REASON_LENGTH"',
         r'"tokenIds": \[\s+1472',
         r'"text": "Hello"',
         r'"renderedPrompt": "\\u003c\|im_start',
@@ -46,6 +47,12 @@ _SAYS = {
         r'"reasoning": "The time\?"',
         r'"name": "clock"',
         r'"finished": \{\s+"toolCalls": \[',
+    ],
+    "Connect and gRPC-web": [
+        r'^\{"tokenIds": \[1472\]\}\n200$',
+        r'"code":"not_found",.*"reason":"MODEL_NOT_FOUND".*\n404$',
+        r"^FINISH_REASON_LENGTH\nFINISH_REASON_LENGTH\nFINISH_REASON_LENGTH$",
+        r'"message": "start: must be set"',
     ],
     "Errors, deadlines, keys": [
         r"Code: InvalidArgument",

@@ -227,3 +227,20 @@ def test_shares_of_small_numbers_leave_room_for_calls() -> None:
     counts = (options.max_streams, options.max_connections, options.max_connections_per_address)
     assert (*counts, options.max_resets) == (100, 100, 100, 100)
     assert (options.max_received_bytes, options.max_unsent_bytes) == (60, 60)
+
+
+@pytest.mark.parametrize(
+    "origin", ["*", "https://app.example", "http://127.0.0.1:8000", "http://[::1]:8000"]
+)
+def test_origins_of_pages(origin: str) -> None:
+    settings = ProcessorSettings(models=(), workers=(), cors_origins=(origin,))
+    assert settings.transport().cors_origins == {origin}
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "app.example", "https://app.example/", "https://App.example", "https://*.x.y"]
+)
+def test_what_is_no_origin_of_a_page_is_refused(origin: str) -> None:
+    settings = ProcessorSettings(models=(), workers=(), cors_origins=(origin,))
+    with pytest.raises(SettingsError, match=r"--cors-origins: .* as browsers send it"):
+        settings.transport()

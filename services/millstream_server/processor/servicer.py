@@ -86,6 +86,21 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         finally:
             conversation.close()
 
+    async def ChatOnce(self, request: processor_pb2.ChatOnceRequest, call: Call) -> None:
+        core = self._core
+        conversation = Conversation(core.media.uploads, core.work)
+        try:
+            with core.front.call():
+                said = await _only_turn(request, conversation)
+                messages = Messages(processor_pb2.ChatOnceResponse)
+                turn = await core.answer(conversation, said, Caller.of(call), call, messages)
+                try:
+                    await call.send_from(messages)
+                finally:
+                    core.end(turn)
+        finally:
+            conversation.close()
+
     async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
         core = self._core
         with core.front.call():
@@ -143,16 +158,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self, request: processor_pb2.RenderRequest, call: Call
     ) -> processor_pb2.RenderResponse:
         core = self._core
-        if not request.HasField("start"):
-            raise InvalidRequestError.of("start", "must be set")
         conversation = Conversation(core.media.uploads, core.work)
         try:
             with core.front.call():
-                convert.begin(conversation, request.start)
-                conversation.close_input()
-                said = await conversation.next_turn()
-                if not isinstance(said, UserTurn):
-                    raise UnavailableError("this server is shutting down; retry on another one")
+                said = await _only_turn(request, conversation)
                 prepared = await core.render(conversation, said, Caller.of(call))
         finally:
             conversation.close()
@@ -213,6 +222,25 @@ def add_servicers(
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(processor, methods)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, methods)
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, methods)
+
+
+async def _only_turn(
+    request: processor_pb2.ChatOnceRequest | processor_pb2.RenderRequest, conversation: Conversation
+) -> UserTurn:
+    """Begin a conversation of one turn; return it.
+
+    Raises:
+        InvalidRequestError: it can't be begun as it was sent.
+        UnavailableError: the server shuts down.
+    """
+    if not request.HasField("start"):
+        raise InvalidRequestError.of("start", "must be set")
+    convert.begin(conversation, request.start)
+    conversation.close_input()
+    said = await conversation.next_turn()
+    if not isinstance(said, UserTurn):
+        raise UnavailableError("this server is shutting down; retry on another one")
+    return said
 
 
 async def _begin(

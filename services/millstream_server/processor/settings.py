@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,10 @@ from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.runtime.transport.options import TransportOptions
 
+_is_origin = re.compile(
+    r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(?::[0-9]+)?|https?://\[[0-9a-f:]+\](?::[0-9]+)?"
+).fullmatch
+"""Lower case, without a path."""
 _LEAST = 100
 """Of a share of the streams: a connection should take as many RPCs (RFC 9113, 6.5.2)."""
 
@@ -105,6 +110,11 @@ class ProcessorSettings(ServiceSettings):
         help="requests whose worker is lost go on at another one, without a gap or a repeat "
         "(docs/guarantees.md)",
     )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        help="origins whose pages may call this port by a browser, https://app.example,…, or * "
+        "for all pages (docs/browsers.md)",
+    )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )
@@ -169,6 +179,7 @@ class ProcessorSettings(ServiceSettings):
         resets = _share(streams, 1, 10)
         return TransportOptions(
             max_receive_bytes=self.max_receive_bytes,
+            cors_origins=self.origins(),
             max_open_streams=streams,
             max_streams=_share(streams, 2, 5),
             max_connections=_share(streams, 4, 5),
@@ -205,6 +216,18 @@ class ProcessorSettings(ServiceSettings):
     def prefix_index_blocks(self) -> int:
         """Most KV blocks of a model that routing knows of: half the memory, 120 bytes a block."""
         return self.max_open_bytes // 256
+
+    def origins(self) -> frozenset[str]:
+        """Parse `cors_origins`.
+
+        Raises:
+            SettingsError: one is no origin.
+        """
+        for origin in self.cors_origins:
+            if origin != "*" and not _is_origin(origin):
+                why = "is neither * nor an origin as browsers send it: https://app.example"
+                raise SettingsError(f"--cors-origins: {origin!r} {why}")
+        return frozenset(self.cors_origins)
 
     def model_formats(self) -> dict[str, str]:
         """Parse `formats`.

@@ -76,7 +76,7 @@ async def test_failures_have_a_status_or_are_an_event(service: HttpService, wire
     assert (await wire.first(Kind.RST_STREAM, rpc.stream)) is not None
 
 
-@pytest.mark.parametrize("path", ["/none", "/millstream.v1.ProcessorService/Chat"])
+@pytest.mark.parametrize("path", ["/none", "/v1/none"])
 async def test_what_is_not_there_is_404(wire: Wire, path: str) -> None:
     rpc = ask(wire, path)
     assert (await rpc.headers())[":status"] == "404"

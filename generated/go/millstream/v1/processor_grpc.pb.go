@@ -29,6 +29,9 @@ type ProcessorServiceClient interface {
 	// After the client closes its side, waiting turns still run, then the stream ends: one message and
 	// a half-close make a single request.
 	Chat(ctx context.Context, opts ...grpc.CallOption) (ProcessorService_ChatClient, error)
+	// ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+	// browsers. Its images and videos are in `start`, whole, or are URLs.
+	ChatOnce(ctx context.Context, in *ChatOnceRequest, opts ...grpc.CallOption) (ProcessorService_ChatOnceClient, error)
 	// Complete continues a raw prompt, without a chat template.
 	Complete(ctx context.Context, in *CompleteRequest, opts ...grpc.CallOption) (ProcessorService_CompleteClient, error)
 	// Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
@@ -88,8 +91,40 @@ func (x *processorServiceChatClient) Recv() (*ChatResponse, error) {
 	return m, nil
 }
 
+func (c *processorServiceClient) ChatOnce(ctx context.Context, in *ChatOnceRequest, opts ...grpc.CallOption) (ProcessorService_ChatOnceClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_ProcessorService_serviceDesc.Streams[1], "/millstream.v1.ProcessorService/ChatOnce", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &processorServiceChatOnceClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type ProcessorService_ChatOnceClient interface {
+	Recv() (*ChatOnceResponse, error)
+	grpc.ClientStream
+}
+
+type processorServiceChatOnceClient struct {
+	grpc.ClientStream
+}
+
+func (x *processorServiceChatOnceClient) Recv() (*ChatOnceResponse, error) {
+	m := new(ChatOnceResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 func (c *processorServiceClient) Complete(ctx context.Context, in *CompleteRequest, opts ...grpc.CallOption) (ProcessorService_CompleteClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ProcessorService_serviceDesc.Streams[1], "/millstream.v1.ProcessorService/Complete", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ProcessorService_serviceDesc.Streams[2], "/millstream.v1.ProcessorService/Complete", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +183,7 @@ func (c *processorServiceClient) Render(ctx context.Context, in *RenderRequest, 
 }
 
 func (c *processorServiceClient) Parse(ctx context.Context, opts ...grpc.CallOption) (ProcessorService_ParseClient, error) {
-	stream, err := c.cc.NewStream(ctx, &_ProcessorService_serviceDesc.Streams[2], "/millstream.v1.ProcessorService/Parse", opts...)
+	stream, err := c.cc.NewStream(ctx, &_ProcessorService_serviceDesc.Streams[3], "/millstream.v1.ProcessorService/Parse", opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +238,9 @@ type ProcessorServiceServer interface {
 	// After the client closes its side, waiting turns still run, then the stream ends: one message and
 	// a half-close make a single request.
 	Chat(ProcessorService_ChatServer) error
+	// ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+	// browsers. Its images and videos are in `start`, whole, or are URLs.
+	ChatOnce(*ChatOnceRequest, ProcessorService_ChatOnceServer) error
 	// Complete continues a raw prompt, without a chat template.
 	Complete(*CompleteRequest, ProcessorService_CompleteServer) error
 	// Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
@@ -230,6 +268,9 @@ type UnimplementedProcessorServiceServer struct {
 
 func (UnimplementedProcessorServiceServer) Chat(ProcessorService_ChatServer) error {
 	return status.Errorf(codes.Unimplemented, "method Chat not implemented")
+}
+func (UnimplementedProcessorServiceServer) ChatOnce(*ChatOnceRequest, ProcessorService_ChatOnceServer) error {
+	return status.Errorf(codes.Unimplemented, "method ChatOnce not implemented")
 }
 func (UnimplementedProcessorServiceServer) Complete(*CompleteRequest, ProcessorService_CompleteServer) error {
 	return status.Errorf(codes.Unimplemented, "method Complete not implemented")
@@ -286,6 +327,27 @@ func (x *processorServiceChatServer) Recv() (*ChatRequest, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+func _ProcessorService_ChatOnce_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ChatOnceRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ProcessorServiceServer).ChatOnce(m, &processorServiceChatOnceServer{stream})
+}
+
+type ProcessorService_ChatOnceServer interface {
+	Send(*ChatOnceResponse) error
+	grpc.ServerStream
+}
+
+type processorServiceChatOnceServer struct {
+	grpc.ServerStream
+}
+
+func (x *processorServiceChatOnceServer) Send(m *ChatOnceResponse) error {
+	return x.ServerStream.SendMsg(m)
 }
 
 func _ProcessorService_Complete_Handler(srv interface{}, stream grpc.ServerStream) error {
@@ -434,6 +496,11 @@ var _ProcessorService_serviceDesc = grpc.ServiceDesc{
 			Handler:       _ProcessorService_Chat_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "ChatOnce",
+			Handler:       _ProcessorService_ChatOnce_Handler,
+			ServerStreams: true,
 		},
 		{
 			StreamName:    "Complete",

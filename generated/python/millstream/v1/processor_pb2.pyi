@@ -647,6 +647,74 @@ class ChatResponse(_message.Message):
 Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
 
 @_typing.final
+class ChatOnceRequest(_message.Message):
+    """ChatOnceRequest is a conversation whose last message is to be answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___ChatStart:
+        """The conversation, its model and its options; must be set."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___ChatStart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatOnceRequest: _TypeAlias = ChatOnceRequest  # noqa: Y015
+
+@_typing.final
+class ChatOnceResponse(_message.Message):
+    """ChatOnceResponse is one message to the client. All of its parts may come in one message. No message is
+    larger than 4 MiB.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___TurnStarted:
+        """Set in the first message."""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChoiceDelta]:
+        """New text, at most one entry per choice."""
+
+    @_builtins.property
+    def finished(self) -> Global___TurnFinished:
+        """Set in the last message."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The prompt's logprobs, if requested: the next ones, in order. They come before `finished` or with it."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___TurnStarted | None = ...,
+        choices: _abc.Iterable[Global___ChoiceDelta] | None = ...,
+        finished: Global___TurnFinished | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatOnceResponse: _TypeAlias = ChatOnceResponse  # noqa: Y015
+
+@_typing.final
 class ServerDraining(_message.Message):
     """ServerDraining tells that the server shuts down. It accepts turns for a short time more, half a
     second unless set otherwise.

@@ -48,6 +48,11 @@ class ProcessorServiceStub(object):
                 request_serializer=millstream_dot_v1_dot_processor__pb2.ChatRequest.SerializeToString,
                 response_deserializer=millstream_dot_v1_dot_processor__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.ChatOnce = channel.unary_stream(
+                '/millstream.v1.ProcessorService/ChatOnce',
+                request_serializer=millstream_dot_v1_dot_processor__pb2.ChatOnceRequest.SerializeToString,
+                response_deserializer=millstream_dot_v1_dot_processor__pb2.ChatOnceResponse.FromString,
+                _registered_method=True)
         self.Complete = channel.unary_stream(
                 '/millstream.v1.ProcessorService/Complete',
                 request_serializer=millstream_dot_v1_dot_processor__pb2.CompleteRequest.SerializeToString,
@@ -109,6 +114,14 @@ class ProcessorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChatOnce(self, request, context):
+        """ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+        browsers. Its images and videos are in `start`, whole, or are URLs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Complete(self, request, context):
         """Complete continues a raw prompt, without a chat template.
         """
@@ -164,6 +177,11 @@ def add_ProcessorServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=millstream_dot_v1_dot_processor__pb2.ChatRequest.FromString,
                     response_serializer=millstream_dot_v1_dot_processor__pb2.ChatResponse.SerializeToString,
+            ),
+            'ChatOnce': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatOnce,
+                    request_deserializer=millstream_dot_v1_dot_processor__pb2.ChatOnceRequest.FromString,
+                    response_serializer=millstream_dot_v1_dot_processor__pb2.ChatOnceResponse.SerializeToString,
             ),
             'Complete': grpc.unary_stream_rpc_method_handler(
                     servicer.Complete,
@@ -232,6 +250,33 @@ class ProcessorService(object):
             '/millstream.v1.ProcessorService/Chat',
             millstream_dot_v1_dot_processor__pb2.ChatRequest.SerializeToString,
             millstream_dot_v1_dot_processor__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/millstream.v1.ProcessorService/ChatOnce',
+            millstream_dot_v1_dot_processor__pb2.ChatOnceRequest.SerializeToString,
+            millstream_dot_v1_dot_processor__pb2.ChatOnceResponse.FromString,
             options,
             channel_credentials,
             insecure,

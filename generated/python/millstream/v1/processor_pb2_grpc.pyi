@@ -38,6 +38,10 @@ class ProcessorServiceStub:
     After the client closes its side, waiting turns still run, then the stream ends: one message and
     a half-close make a single request.
     """
+    ChatOnce: _aio.UnaryStreamMultiCallable[_processor_pb2.ChatOnceRequest, _processor_pb2.ChatOnceResponse]
+    """ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+    browsers. Its images and videos are in `start`, whole, or are URLs.
+    """
     Complete: _aio.UnaryStreamMultiCallable[_processor_pb2.CompleteRequest, _processor_pb2.CompleteResponse]
     """Complete continues a raw prompt, without a chat template."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.TokenizeRequest, _processor_pb2.TokenizeResponse]
@@ -89,6 +93,16 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         second gets UNAVAILABLE.
         After the client closes its side, waiting turns still run, then the stream ends: one message and
         a half-close make a single request.
+        """
+
+    @_abc_1.abstractmethod
+    def ChatOnce(
+        self,
+        request: _processor_pb2.ChatOnceRequest,
+        context: _aio.ServicerContext[_processor_pb2.ChatOnceRequest, _abc.AsyncIterator[_processor_pb2.ChatOnceResponse]],
+    ) -> _abc.AsyncIterator[_processor_pb2.ChatOnceResponse]:
+        """ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+        browsers. Its images and videos are in `start`, whole, or are URLs.
         """
 
     @_abc_1.abstractmethod

@@ -53,8 +53,8 @@ class Method:
     """Serves every call of one method."""
 
     __slots__ = ("_layers", "_open", "_sends", "_servicer", "first_message_s", "lone",
-                 "max_request_bytes", "name", "parse", "response_streaming", "serialize",
-                 "waits")  # fmt: skip
+                 "max_request_bytes", "name", "parse", "request_type", "response_streaming",
+                 "serialize", "waits")  # fmt: skip
 
     def __init__(
         self, name: str, handler: Handler, layers: Sequence[Layer], open_calls: OpenCalls
@@ -69,6 +69,8 @@ class Method:
             handler.request_deserializer, self.max_request_bytes
         )
         """Parses a request; returns the error of what can't be parsed."""
+        self.request_type: Any = getattr(handler.request_deserializer, "__self__", None)
+        """The class of its requests; None: they are bytes, or there is no such method."""
         self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
         self.response_streaming: bool = handler.response_streaming
         self._sends = handler.response_streaming and inspect.iscoroutinefunction(self._servicer)
@@ -213,6 +215,10 @@ class MethodTable:
         if handler is not None:  # callers can invent any number of others
             self._methods[path] = method
         return method
+
+    def serves(self, path: str) -> bool:
+        """Whether there is a method at a path."""
+        return path in self._handlers or self._ask(path) is not None
 
     def _ask(self, path: str) -> Handler | None:
         details = SimpleNamespace(method=path, invocation_metadata=())

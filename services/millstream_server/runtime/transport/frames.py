@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from h2 import events
@@ -12,6 +13,7 @@ from h2.settings import SettingCodes
 
 from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.cors import allowed, preflight
 from millstream_server.runtime.transport.headers import (
     ACCEPTED_ENCODINGS,
     RESPONSE,
@@ -25,8 +27,16 @@ from millstream_server.runtime.transport.headers import (
 )
 from millstream_server.runtime.transport.http_stream import Asked, Http2Stream
 from millstream_server.runtime.transport.inbox import is_known_encoding
-from millstream_server.runtime.transport.probes import PROBE_METHODS, PROBES, refusal, respond
+from millstream_server.runtime.transport.probes import (
+    PROBE_METHODS,
+    PROBES,
+    ProbeResponse,
+    refusal,
+    respond,
+)
 from millstream_server.runtime.transport.stream import Stream
+from millstream_server.runtime.transport.web_requests import read_web
+from millstream_server.runtime.transport.web_stream import WebStream, open_web
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection
@@ -81,13 +91,36 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
     connection.add(Stream(connection, stream_id, head, connection.server.find(head.path)))
 
 
-def _not_grpc(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
+def _not_grpc(
+    connection: Connection, stream_id: int, fields: Sequence[Header], error: NotGrpcError
+) -> None:
     endpoints, path = connection.server.endpoints, error.head.path.partition("?")[0]
-    if endpoints is None or path in PROBES or not path:
+    origins = connection.options.cors_origins
+    stream: WebStream | Http2Stream | None = None
+    if (rpc := read_web(error.method, error.head.path, fields)) is not None:
+        stream = open_web(WebStream, connection, stream_id, rpc)
+    elif (response := preflight(origins, error.method, fields)) is not None:
+        _answer(connection, stream_id, response)
+    elif endpoints is None or path in PROBES or not path:
         _answer_http(connection, stream_id, error)
+    else:
+        asked = Asked(error.method, error.head.path, error.head.metadata)
+        stream = Http2Stream(connection, stream_id, asked, endpoints.find(error.method, path))
+    if stream is not None:
+        stream.sender.cors = allowed(origins, fields)
+        connection.add(stream)
+
+
+def _malformed(connection: Connection, event: events.RequestReceived, error: StatusError) -> None:
+    """Refuse a request whose headers break gRPC's rules, in the protocol that it has."""
+    fields = dict(event.headers)
+    verb, target = (fields.get(name, b"").decode("latin-1") for name in (b":method", b":path"))
+    rpc = read_web(verb, target, event.headers)
+    if rpc is None:
+        _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
         return
-    asked = Asked(error.method, error.head.path, error.head.metadata)
-    connection.add(Http2Stream(connection, stream_id, asked, endpoints.find(error.method, path)))
+    rpc = replace(rpc, problem=rpc.problem or error)
+    connection.add(open_web(WebStream, connection, event.stream_id, rpc))
 
 
 def _head(connection: Connection, event: events.RequestReceived) -> RequestHead | None:
@@ -100,9 +133,9 @@ def _head(connection: Connection, event: events.RequestReceived) -> RequestHead 
     except MalformedError:
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
-        _not_grpc(connection, event.stream_id, error)
+        _not_grpc(connection, event.stream_id, event.headers, error)
     except StatusError as error:
-        _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
+        _malformed(connection, event, error)
     else:
         # h2 counts the bytes of a request that says how many it has.
         if known is not None and not any(name == b"content-length" for name, _ in event.headers):
@@ -121,9 +154,15 @@ def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) ->
         response = respond(error.method, error.head.path, "", connection.server.states)
     else:
         response = refusal(error.http_status, str(error))
+    if error.method == "HEAD":
+        response = replace(response, body=b"")
+    _answer(connection, stream_id, response)
+
+
+def _answer(connection: Connection, stream_id: int, response: ProbeResponse) -> None:
     headers = [(b":status", b"%d" % response.status)]
     headers += [(name.encode(), value.encode()) for name, value in response.headers]
-    h2, body = connection.h2, b"" if error.method == "HEAD" else response.body
+    h2, body = connection.h2, response.body
     fits = 0 < len(body) <= h2.local_flow_control_window(stream_id)
     h2.respond(stream_id, headers, end_stream=not fits)
     if fits:

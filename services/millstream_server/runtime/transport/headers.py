@@ -90,11 +90,11 @@ def read_head(headers: Sequence[Header], max_bytes: int) -> RequestHead:
         if name == b"content-type":
             content_type = value
         elif name == b"grpc-timeout":
-            head.timeout_s = _timeout_s(value)
+            head.timeout_s = timeout_s(value)
         elif name == b"grpc-encoding":
             head.encoding = value
         elif name not in _OURS:
-            _add(head.metadata, name.decode("ascii", "replace"), value)
+            add_metadata(head.metadata, name.decode("ascii", "replace"), value)
     head.path = _text(":path", pseudo.get(b":path", b""))
     _check_is_grpc(pseudo[b":method"], content_type, head)
     return head
@@ -183,7 +183,12 @@ def _check_is_grpc(method: bytes, content_type: bytes, head: RequestHead) -> Non
         raise NotGrpcError(415, why, name, head)
 
 
-def _add(metadata: list[tuple[str, str | bytes]], name: str, value: bytes) -> None:
+def add_metadata(metadata: list[tuple[str, str | bytes]], name: str, value: bytes) -> None:
+    """Add what a header says.
+
+    Raises:
+        StatusError: it is neither text nor, with a name that ends in -bin, base64.
+    """
     if not name.endswith("-bin"):
         metadata.append((name, _text(name, value)))
         return
@@ -209,7 +214,12 @@ def _bad(why: str) -> StatusError:
     return StatusError(Code.INVALID_ARGUMENT, why)
 
 
-def _timeout_s(value: bytes) -> float:
+def timeout_s(value: bytes) -> float:
+    """Return what a grpc-timeout says, in seconds.
+
+    Raises:
+        StatusError: it is malformed.
+    """
     found = _TIMEOUT.match(value)
     if found is None:
         why = "grpc-timeout must be up to eight digits and one of H, M, S, m, u, n"

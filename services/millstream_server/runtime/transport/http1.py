@@ -14,6 +14,7 @@ from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.cors import allowed, preflight
 from millstream_server.runtime.transport.headers import RequestHead
 from millstream_server.runtime.transport.http1_output import Http1Sender, head
 from millstream_server.runtime.transport.http1_requests import (
@@ -26,6 +27,9 @@ from millstream_server.runtime.transport.intake import STREAM_S, Intake, Work
 from millstream_server.runtime.transport.output import NoWindow, Outbox
 from millstream_server.runtime.transport.probes import PROBES, ProbeResponse, refusal, respond
 from millstream_server.runtime.transport.sockets import certificate_names, peer_name
+from millstream_server.runtime.transport.stream import Stream
+from millstream_server.runtime.transport.web_requests import read_web
+from millstream_server.runtime.transport.web_stream import Http1WebStream, open_web
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.server import H2Server
@@ -56,9 +60,10 @@ class Http1Connection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.out = Outbox(self.loop)
         self.bounds = bounds = server.bounds
-        self.streams: dict[int, HttpStream] = {}
+        self.h2 = NoWindow()
+        self.streams: dict[int, Stream] = {}
         """The one that is served, if any."""
-        self.silent: dict[int, HttpStream] = {}
+        self.silent: dict[int, Stream] = {}
         """Likewise, while its body hasn't come whole."""
         self.peer = self.caller_key = ""
         self.certificate_names: Sequence[CertificateName] | None = None
@@ -75,7 +80,7 @@ class Http1Connection(asyncio.Protocol):
         work = Work(bounds.work, now_s)
         self._intake = Intake(self.loop, work, self._take, self._start, lambda: bool(self.silent))
         self._reader = RequestReader(self.options.max_metadata_bytes)
-        self._starting: HttpStream | None = None
+        self._starting: Stream | None = None
         self._last_id = 0
         self._since_s = now_s
         """Since when no request is served, or one has begun to come."""
@@ -88,7 +93,7 @@ class Http1Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self.out.open(transport, NoWindow())
+        self.out.open(transport, self.h2)
         self._intake.open(transport)
         self.peer = peer_name(transport.get_extra_info("peername"))
         self.caller_key = key_of_address(self.peer)
@@ -202,6 +207,15 @@ class Http1Connection(asyncio.Protocol):
         request.check(self.options.max_metadata_bytes)
         target, endpoints = request.target.decode("latin-1"), self.server.endpoints
         path, content_type = target.partition("?")[0], request.value(b"content-type")
+        rpc = read_web(request.verb, target, request.headers)
+        if rpc is not None:
+            self._last_id += 1
+            self._serve(request, open_web(Http1WebStream, self, self._last_id, rpc))
+            return
+        allowing = preflight(self.options.cors_origins, request.verb, request.headers)
+        if allowing is not None:
+            self._answer(allowing)
+            return
         if endpoints is None or path in PROBES or content_type.startswith("application/grpc"):
             self._answer(respond(request.verb, target, content_type, self.server.states))
             return
@@ -211,8 +225,11 @@ class Http1Connection(asyncio.Protocol):
         ]
         asked = Asked(request.verb, target, headers)
         found = endpoints.find(request.verb, path)
-        stream = self._starting = Http1Stream(self, self._last_id, asked, found)
-        self.streams[stream.id] = stream
+        self._serve(request, Http1Stream(self, self._last_id, asked, found))
+
+    def _serve(self, request: Request, stream: Http1Stream | Http1WebStream) -> None:
+        stream.sender.cors = allowed(self.options.cors_origins, request.headers)
+        self._starting = self.streams[stream.id] = stream
         self.bounds.streams.add(self)
         self._place.mark_used()
         request.serve(stream)
@@ -307,17 +324,7 @@ class Http1Stream(HttpStream):
 
     def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
         most = method.max_request_bytes or connection.options.max_receive_bytes
-        self.inbox = _Body(connection, self.id, b"identity", most, method.parse)
+        self.inbox = Body(connection, self.id, b"identity", most, method.parse)
         request = connection.request
-        self.sender = Http1Sender(
-            connection, self.id, bare=self.verb == "HEAD", chunks=request.version != "1.0"
-        )
-
-
-class _Body(Body):
-    """A body on HTTP/1.1."""
-
-    __slots__ = ()
-
-    def credit(self) -> None:
-        """Do nothing: there are no windows."""
+        bare, chunks = self.verb == "HEAD", request.version != "1.0"
+        self.sender = Http1Sender(connection, self.id, bare=bare, chunks=chunks)

@@ -7,9 +7,9 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from millstream_server.runtime.rpc.http import EVENTS, Headers, Refusal
+from millstream_server.runtime.rpc.http import Headers, Refusal
 from millstream_server.runtime.transport.http_stream import BodySender
-from millstream_server.runtime.transport.output import NoWindow
+from millstream_server.runtime.transport.output import NoWindow, Serialize
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.http1 import Http1Connection
@@ -58,10 +58,11 @@ class Http1Sender(BodySender):
     __slots__ = ("_bare", "_chunked", "_finished", "_http1")
 
     def __init__(
-        self, connection: Http1Connection, stream_id: int, *, bare: bool, chunks: bool
-    ) -> None:
+        self, connection: Http1Connection, stream_id: int, serialize: Serialize = bytes,
+        *, bare: bool = False, chunks: bool,
+    ) -> None:  # fmt: skip
         """``bare``: without a body, as the method is HEAD; ``chunks``: the client knows them."""
-        super().__init__(connection, NoWindow(), stream_id)
+        super().__init__(connection, NoWindow(), stream_id, serialize)
         self._http1 = connection
         self._bare = bare
         self._chunked = chunks
@@ -91,7 +92,7 @@ class Http1Sender(BodySender):
 
     def _framed(self, data: bytes) -> bytes:
         """Make a piece of the response: with the head before its first, the end behind its last."""
-        last = self._source is None or self._source.over
+        last = not self.more and (self._source is None or self._source.over)
         begins = not self._begun
         self._finished = last
         if begins:
@@ -110,7 +111,7 @@ class Http1Sender(BodySender):
         return b"%b%x\r\n%b\r\n%b" % (begun, len(data), data, _LAST_CHUNK if last else b"")
 
     def _head(self, status: int, headers: Headers) -> bytes:
-        return head(status, headers, closes=self._http1.closes)
+        return head(status, (*headers, *self.cors), closes=self._http1.closes)
 
     def _body(self, data: bytes) -> bytes:
         return b"" if self._bare else data
@@ -128,6 +129,13 @@ class Http1Sender(BodySender):
         elif self._chunked and not self._bare:
             self._http1.out.send(_LAST_CHUNK)
 
+    async def end_with(self, data: bytes) -> None:
+        self._source, self.more = None, False
+        if self._begun and not data:
+            self.finish()
+        elif not self.send_whole(data):
+            await self._send_held(data)
+
     def refuse(self, refusal: Refusal, headers: Headers) -> None:
         self._begun = self._finished = True
         self.status = refusal.status
@@ -137,10 +145,10 @@ class Http1Sender(BodySender):
         )
 
     def break_off(self, event: bytes) -> None:
-        if self._torn or self._finished or not event or self.headers[0][1] != EVENTS:
+        if self.torn or self._finished or not event:
             self.reset()
         else:
-            self._source = None  # so it is framed as the last
+            self._source, self.more = None, False  # so it is framed as the last
             self._http1.out.send(self._framed(event))
 
     def reset(self) -> None:

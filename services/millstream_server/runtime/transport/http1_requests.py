@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 
-from millstream_server.runtime.transport.http_stream import HttpStream
+from millstream_server.runtime.transport.stream import Stream
 
 _SLICE_BYTES = 16 << 10
 """Parsed at once: some hundred of the shortest requests, in about a millisecond."""
@@ -44,7 +44,7 @@ class Request:
     whole: bool = False
     body: list[bytes] = field(default_factory=list)
     """What came before it was its turn."""
-    stream: HttpStream | None = None
+    stream: Stream | None = None
     """Set when it is its turn."""
 
     def value(self, name: bytes) -> str:
@@ -56,7 +56,7 @@ class Request:
         """Whether the client sends the body only when it is told to."""
         return not self.whole and self.value(b"expect").lower() == "100-continue"
 
-    def serve(self, stream: HttpStream) -> None:
+    def serve(self, stream: Stream) -> None:
         """Give what has come and what comes to ``stream``."""
         self.stream = stream
         for part in self.body:

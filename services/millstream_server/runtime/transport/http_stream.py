@@ -24,8 +24,7 @@ from millstream_server.runtime.rpc.http import (
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.transport.headers import Header, RequestHead
 from millstream_server.runtime.transport.inbox import Inbox
-from millstream_server.runtime.transport.intake import REQUEST_S
-from millstream_server.runtime.transport.output import Sender
+from millstream_server.runtime.transport.output import Sender, Serialize
 from millstream_server.runtime.transport.stream import Stream
 
 _OF_EVENTS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -105,12 +104,8 @@ class HttpStream(Stream):
         return self.sender.status
 
     def closed_by_client(self) -> None:
-        inbox = self.inbox
-        if not inbox.ended:
-            inbox.end()
-            self._connection.work_begun_s += REQUEST_S
-            self._connection.heard(self.id, message=True)
-            inbox.ended = True
+        if not self.inbox.ended:
+            self._body_came()
         self._wake()
 
     def complete(self) -> None:
@@ -123,7 +118,8 @@ class HttpStream(Stream):
             return
         refusal = self._refuse(failure)
         if self.sender.status:
-            self.sender.break_off(refusal.event)
+            events = self.sender.headers[0][1] == EVENTS
+            self.sender.break_off(refusal.event if events else b"")
         else:
             headers = (("content-type", refusal.content_type), *refusal.headers, self._id_header)
             self.sender.refuse(refusal, headers)
@@ -133,16 +129,23 @@ class HttpStream(Stream):
 class BodySender(Sender):
     """Sends a response of HTTP/2: a head, then its body as it comes, in frames that fit."""
 
-    __slots__ = ("_torn", "headers", "status")
+    __slots__ = ("cors", "headers", "more", "status", "torn")
 
-    def __init__(self, connection: Any, window: Any, stream_id: int) -> None:
-        super().__init__(connection, window, stream_id, bytes)
+    def __init__(
+        self, connection: Any, window: Any, stream_id: int, serialize: Serialize = bytes
+    ) -> None:
+        """``serialize`` makes a piece of the body of what `write` and sources give."""
+        super().__init__(connection, window, stream_id, serialize)
         self.headers: Headers = ()
         """Of a response that is good."""
         self.status = 0
         """That was sent; 0: none was."""
-        self._torn = False
+        self.torn = False
         """The caller has a part of a piece whose rest was dropped."""
+        self.more = False
+        """Whatever is written, more follows: `end_with` ends the response."""
+        self.cors: Headers = ()
+        """For all responses, if a browser asks for another site."""
 
     def send_whole(self, data: bytes) -> bool:
         """Return False: each piece waits, and `send_part` divides it."""
@@ -152,12 +155,32 @@ class BodySender(Sender):
         return data
 
     def drop(self) -> None:
-        self._torn |= bool(self.unsent)
+        self.torn |= bool(self.unsent)
         super().drop()
 
     def _send_headers(self, headers: Sequence[Header] = (), *, end: bool = False) -> None:
         self.status = self.status or 200
-        super()._send_headers(headers or fields(self.status, self.headers), end=end)
+        super()._send_headers(headers or self._fields(self.status, self.headers), end=end)
+
+    def _fields(self, status: int, headers: Headers) -> list[Header]:
+        """Make HTTP/2's fields of a response's head."""
+        headers = (*headers, *self.cors)
+        return [(b":status", b"%d" % status), *((n.encode(), v.encode()) for n, v in headers)]
+
+    async def end_with(self, data: bytes) -> None:
+        """Send the last piece, when there is room for it."""
+        if not self._begun:
+            self._send_headers()
+        if self._fits(data):
+            self._end_stream(data)
+            return
+        await self._send_held(data)
+        self._end_stream()
+
+    async def _send_held(self, data: bytes) -> None:
+        self._sent = self._connection.loop.create_future()
+        self._hold(data)
+        await self._all_sent(self._sent)
 
     def finish(self) -> None:
         """End a good response."""
@@ -170,15 +193,15 @@ class BodySender(Sender):
         """Send a failure's response, whole, or its head where the window is too small for it."""
         self.status = refusal.status
         if not self._fits(refusal.body):
-            self._send_headers(fields(refusal.status, headers), end=True)
+            self._send_headers(self._fields(refusal.status, headers), end=True)
             return
         length = ("content-length", str(len(refusal.body)))
-        self._send_headers(fields(refusal.status, (*headers, length)))
+        self._send_headers(self._fields(refusal.status, (*headers, length)))
         self._end_stream(refusal.body)
 
     def break_off(self, event: bytes) -> None:
-        """End a response that has begun: with an event that says why, if it is one of events."""
-        if self._torn or not event or self.headers[0][1] != EVENTS or not self._fits(event):
+        """End a response that has begun: with an event that says why, if there is one."""
+        if self.torn or not event or not self._fits(event):
             self.reset()
         else:
             self._end_stream(event)
@@ -193,11 +216,6 @@ class BodySender(Sender):
             return
         h2.send_data(self._id, data, end_stream=True)
         h2.ask_for_no_more(self._id)
-
-
-def fields(status: int, headers: Headers) -> list[Header]:
-    """Make HTTP/2's fields of a response's head."""
-    return [(b":status", b"%d" % status), *((n.encode(), v.encode()) for n, v in headers)]
 
 
 class Http2Stream(HttpStream):

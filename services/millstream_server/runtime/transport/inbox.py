@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 END: Any = object()
 """What `Inbox.read` returns after the last message."""
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+ENCODINGS = tuple(name.decode() for name in _WINDOW_BITS)
+"""How messages may be compressed."""
 _NOT_COUNTED_BYTES = 1024
 """Single small requests aren't worth it."""
 _MESSAGE_BYTES = 64
@@ -116,7 +118,7 @@ class Inbox:
                 self._buffer.clear()
             self._missing = -1
             if self._compressed:
-                message = _unpacked(message, self._encoding, self._most)
+                message = unpacked(message, self._encoding, self._most)
             self._messages.append(message)
             self._message_bytes += len(message)
             completed += 1
@@ -223,7 +225,12 @@ def is_known_encoding(encoding: bytes) -> bool:
     return encoding == b"identity" or encoding in _WINDOW_BITS
 
 
-def _unpacked(message: bytes, encoding: bytes, most: int) -> bytes:
+def unpacked(message: bytes, encoding: bytes, most: int) -> bytes:
+    """Unpack a message of up to ``most`` bytes.
+
+    Raises:
+        StatusError: it is no such message.
+    """
     unpacker = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
         found = unpacker.decompress(message, most + 1)

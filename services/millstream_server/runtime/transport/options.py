@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from millstream_server.runtime.memory import trim_in_background
@@ -37,6 +38,8 @@ class TransportOptions:
     max_metadata_bytes: int = MAX_METADATA_BYTES
     """Of one RPC's headers, as HTTP/2 counts them; more ends it with RESOURCE_EXHAUSTED, a header
     block of 256 KiB its connection."""
+    cors_origins: Collection[str] = frozenset()
+    """Origins whose pages may call by a browser, `*` for all; the others' can't."""
     headers_s: float = 10.0
     """Longest wait until headers that have begun are there: three lost packets are repeated within
     it."""

@@ -42,6 +42,10 @@ class NoWindow:
 
     outbound_flow_control_window = 1 << 40
 
+    def can_send(self, _stream_id: int) -> bool:
+        """Return False: there is no credit to give."""
+        return False
+
 
 class Outbox:
     """Frames to send, and streams whose responses wait for room."""

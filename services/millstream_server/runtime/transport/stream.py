@@ -235,6 +235,13 @@ class Stream(ServedCall):
             self.inbox.end()
         self._wake()
 
+    def _body_came(self) -> None:
+        """Note that a body is whole which is one message."""
+        self.inbox.end()
+        self._connection.work_begun_s += REQUEST_S
+        self._connection.heard(self.id, message=True)
+        self.inbox.ended = True
+
     def _take_no_more(self) -> None:
         if self.inbox.silent:
             self._connection.heard(self.id, message=False)

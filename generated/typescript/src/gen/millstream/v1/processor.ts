@@ -553,6 +553,31 @@ export interface ChatResponse {
   draining?: ServerDraining | undefined;
 }
 
+/** ChatOnceRequest is a conversation whose last message is to be answered. */
+export interface ChatOnceRequest {
+  /** The conversation, its model and its options; must be set. */
+  start?: ChatStart | undefined;
+}
+
+/**
+ * ChatOnceResponse is one message to the client. All of its parts may come in one message. No message is
+ * larger than 4 MiB.
+ */
+export interface ChatOnceResponse {
+  /** Set in the first message. */
+  started?:
+    | TurnStarted
+    | undefined;
+  /** New text, at most one entry per choice. */
+  choices: ChoiceDelta[];
+  /** Set in the last message. */
+  finished?:
+    | TurnFinished
+    | undefined;
+  /** The prompt's logprobs, if requested: the next ones, in order. They come before `finished` or with it. */
+  promptLogprobs: TokenLogprob[];
+}
+
 /**
  * ServerDraining tells that the server shuts down. It accepts turns for a short time more, half a
  * second unless set otherwise.
@@ -2223,6 +2248,204 @@ export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"
     message.draining = (object.draining !== undefined && object.draining !== null)
       ? ServerDraining.fromPartial(object.draining)
       : undefined;
+    return message;
+  },
+};
+
+function createBaseChatOnceRequest(): ChatOnceRequest {
+  return { start: undefined };
+}
+
+export const ChatOnceRequest: MessageFns<ChatOnceRequest, "millstream.v1.ChatOnceRequest"> = {
+  $type: "millstream.v1.ChatOnceRequest" as const,
+
+  encode(message: ChatOnceRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.start !== undefined) {
+      ChatStart.encode(message.start, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChatOnceRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChatOnceRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.start = ChatStart.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ChatOnceRequest {
+    return { start: isSet(object.start) ? ChatStart.fromJSON(object.start) : undefined };
+  },
+
+  toJSON(message: ChatOnceRequest): unknown {
+    const obj: any = {};
+    if (message.start !== undefined) {
+      obj.start = ChatStart.toJSON(message.start);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ChatOnceRequest>): ChatOnceRequest {
+    return ChatOnceRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChatOnceRequest>): ChatOnceRequest {
+    const message = createBaseChatOnceRequest();
+    message.start = (object.start !== undefined && object.start !== null)
+      ? ChatStart.fromPartial(object.start)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseChatOnceResponse(): ChatOnceResponse {
+  return { started: undefined, choices: [], finished: undefined, promptLogprobs: [] };
+}
+
+export const ChatOnceResponse: MessageFns<ChatOnceResponse, "millstream.v1.ChatOnceResponse"> = {
+  $type: "millstream.v1.ChatOnceResponse" as const,
+
+  encode(message: ChatOnceResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.started !== undefined) {
+      TurnStarted.encode(message.started, writer.uint32(10).fork()).join();
+    }
+    for (const v of message.choices) {
+      ChoiceDelta.encode(v!, writer.uint32(18).fork()).join();
+    }
+    if (message.finished !== undefined) {
+      TurnFinished.encode(message.finished, writer.uint32(26).fork()).join();
+    }
+    for (const v of message.promptLogprobs) {
+      TokenLogprob.encode(v!, writer.uint32(34).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ChatOnceResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseChatOnceResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.started = TurnStarted.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.choices.push(ChoiceDelta.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.finished = TurnFinished.decode(reader, reader.uint32());
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.promptLogprobs.push(TokenLogprob.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): ChatOnceResponse {
+    return {
+      started: isSet(object.started) ? TurnStarted.fromJSON(object.started) : undefined,
+      choices: globalThis.Array.isArray(object?.choices) ? object.choices.map((e: any) => ChoiceDelta.fromJSON(e)) : [],
+      finished: isSet(object.finished) ? TurnFinished.fromJSON(object.finished) : undefined,
+      promptLogprobs: globalThis.Array.isArray(object?.promptLogprobs)
+        ? object.promptLogprobs.map((e: any) => TokenLogprob.fromJSON(e))
+        : globalThis.Array.isArray(object?.prompt_logprobs)
+        ? object.prompt_logprobs.map((e: any) => TokenLogprob.fromJSON(e))
+        : [],
+    };
+  },
+
+  toJSON(message: ChatOnceResponse): unknown {
+    const obj: any = {};
+    if (message.started !== undefined) {
+      obj.started = TurnStarted.toJSON(message.started);
+    }
+    if (message.choices?.length) {
+      obj.choices = message.choices.map((e) => ChoiceDelta.toJSON(e));
+    }
+    if (message.finished !== undefined) {
+      obj.finished = TurnFinished.toJSON(message.finished);
+    }
+    if (message.promptLogprobs?.length) {
+      obj.promptLogprobs = message.promptLogprobs.map((e) => TokenLogprob.toJSON(e));
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<ChatOnceResponse>): ChatOnceResponse {
+    return ChatOnceResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ChatOnceResponse>): ChatOnceResponse {
+    const message = createBaseChatOnceResponse();
+    message.started = (object.started !== undefined && object.started !== null)
+      ? TurnStarted.fromPartial(object.started)
+      : undefined;
+    message.choices = object.choices?.map((e) => ChoiceDelta.fromPartial(e)) || [];
+    message.finished = (object.finished !== undefined && object.finished !== null)
+      ? TurnFinished.fromPartial(object.finished)
+      : undefined;
+    message.promptLogprobs = object.promptLogprobs?.map((e) => TokenLogprob.fromPartial(e)) || [];
     return message;
   },
 };
@@ -5930,6 +6153,19 @@ export const ProcessorServiceService = {
     responseSerialize: (value: ChatResponse): Buffer => Buffer.from(ChatResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ChatResponse => ChatResponse.decode(value),
   },
+  /**
+   * ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+   * browsers. Its images and videos are in `start`, whole, or are URLs.
+   */
+  chatOnce: {
+    path: "/millstream.v1.ProcessorService/ChatOnce" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: ChatOnceRequest): Buffer => Buffer.from(ChatOnceRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): ChatOnceRequest => ChatOnceRequest.decode(value),
+    responseSerialize: (value: ChatOnceResponse): Buffer => Buffer.from(ChatOnceResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): ChatOnceResponse => ChatOnceResponse.decode(value),
+  },
   /** Complete continues a raw prompt, without a chat template. */
   complete: {
     path: "/millstream.v1.ProcessorService/Complete" as const,
@@ -6019,6 +6255,11 @@ export interface ProcessorServiceServer extends UntypedServiceImplementation {
    * a half-close make a single request.
    */
   chat: handleBidiStreamingCall<ChatRequest, ChatResponse>;
+  /**
+   * ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+   * browsers. Its images and videos are in `start`, whole, or are URLs.
+   */
+  chatOnce: handleServerStreamingCall<ChatOnceRequest, ChatOnceResponse>;
   /** Complete continues a raw prompt, without a chat template. */
   complete: handleServerStreamingCall<CompleteRequest, CompleteResponse>;
   /**
@@ -6062,6 +6303,16 @@ export interface ProcessorServiceClient extends Client {
   chat(): ClientDuplexStream<ChatRequest, ChatResponse>;
   chat(options: Partial<CallOptions>): ClientDuplexStream<ChatRequest, ChatResponse>;
   chat(metadata: Metadata, options?: Partial<CallOptions>): ClientDuplexStream<ChatRequest, ChatResponse>;
+  /**
+   * ChatOnce is Chat of one turn, for clients that can't send a stream: those of gRPC-web and Connect in
+   * browsers. Its images and videos are in `start`, whole, or are URLs.
+   */
+  chatOnce(request: ChatOnceRequest, options?: Partial<CallOptions>): ClientReadableStream<ChatOnceResponse>;
+  chatOnce(
+    request: ChatOnceRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<ChatOnceResponse>;
   /** Complete continues a raw prompt, without a chat template. */
   complete(request: CompleteRequest, options?: Partial<CallOptions>): ClientReadableStream<CompleteResponse>;
   complete(

@@ -1,0 +1,152 @@
+"""gRPC-web and Connect: deadlines, callers that leave, bounds, and pages of other sites."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from millstream_server.runtime.rpc import json_messages
+from millstream_server.runtime.threads import DaemonThreads
+from millstream_testing.waiting import until
+from tests.support.wire.http_service import post, raw
+from tests.support.wire.raw_http2 import connected, request_fields
+from tests.support.wire.web_service import (
+    CONNECT,
+    JSON,
+    OPTIONS,
+    STREAM,
+    UNARY,
+    WEB,
+    Version,
+    WebService,
+    asked,
+    call,
+    caller,
+    frame,
+    frames,
+    trailers,
+    web_service,
+)
+
+# ---- cancel and deadline -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "body"),
+    [
+        (UNARY, JSON, b'{"text": "hang"}'),
+        (STREAM, CONNECT, frame(asked("hang"))),
+        (STREAM, WEB, frame(asked("hang"))),
+    ],
+)
+async def test_a_deadline_ends_the_handler(
+    service: WebService, client: httpx.AsyncClient, path: str, content_type: str, body: bytes
+) -> None:
+    name = "grpc_timeout" if content_type == WEB else "connect_timeout_ms"
+    within = "50m" if content_type == WEB else "50"
+    got = await call(client, path, content_type, body, **{name: within})
+    await until(lambda: service.cancelled == 1)
+    if content_type == WEB:
+        assert trailers(frames(got.content)[0][1])["grpc-status"] == "4"
+    else:
+        assert b"deadline_exceeded" in got.content
+    assert got.status_code == (504 if path == UNARY else 200)
+
+
+async def test_a_caller_that_leaves_cancels_its_rpc(service: WebService) -> None:
+    body = frame(asked("hang"))
+    async with raw(service.port) as http1:
+        http1.send(post(STREAM, body, headers=f"Content-Type: {CONNECT}\r\n"))
+        await until(lambda: service.waiting == 1)
+    await until(lambda: service.cancelled == 1)
+    async with connected(service.port) as wire:
+        rpc = wire.rpc(fields=request_fields(STREAM, content_type=WEB, te=None))
+        rpc.send_raw(body, end=True)
+        await until(lambda: service.waiting == 2)
+        rpc.reset()
+        await until(lambda: service.cancelled == 2)
+
+
+async def test_http_1_0_and_a_pipeline(service: WebService) -> None:
+    head = "Content-Type: application/json\r\n"
+    request = post(UNARY, b'{"text": "abc"}', headers=head)
+    async with raw(service.port) as wire:
+        wire.send(request * 2)
+        assert [(await wire.response())[2] for _ in range(2)] == [[b'{"tokenIds": [0, 1, 2]}']] * 2
+    async with raw(service.port) as wire:
+        body = frame(asked("one two"))
+        wire.send(post(STREAM, body, headers=f"Content-Type: {WEB}\r\n", version="1.0"))
+        status, headers, (got,) = await wire.response()
+        assert (status, headers["connection"], len(frames(got))) == (200, "close", 3)
+
+
+async def test_json_that_waits_to_be_converted_is_counted_and_may_be_shed(
+    version: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = DaemonThreads(1, "test")
+    monkeypatch.setattr(json_messages, "_THREAD", threads)
+    busy, body = threading.Event(), b'{"text": "' + b"x" * 600_000 + b'"}'
+    threads.submit(busy.wait)
+    options = replace(OPTIONS, max_received_bytes=1 << 20)
+    async with (
+        web_service(options) as service,
+        caller(service.port, version) as client,
+        caller(service.port, version) as other,
+    ):
+        first = asyncio.ensure_future(call(client, UNARY, JSON, body))
+        received = service.server.bounds.received
+        await until(lambda: received.used > 600_000)
+        second = asyncio.ensure_future(call(other, UNARY, JSON, body))
+        done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+        shed = done.pop().result()
+        assert (shed.status_code, shed.json()["code"]) == (429, "resource_exhausted")
+        busy.set()
+        codes = [each.status_code for each in await asyncio.gather(first, second)]
+        assert sorted(codes) == [200, 429]
+        assert received.used == 0
+    threads.close()
+
+
+# ---- other sites' pages --------------------------------------------------------------------------
+
+PAGE = "https://app.example"
+
+
+@pytest.mark.parametrize(("origins", "said"), [({PAGE}, PAGE), ({"*"}, "*")])
+async def test_pages_that_are_allowed_may_ask_and_read(
+    version: Version, origins: set[str], said: str
+) -> None:
+    options = replace(OPTIONS, cors_origins=origins)
+    async with web_service(options) as service, caller(service.port, version) as client:
+        asking = {
+            "origin": PAGE,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        got = (await client.options(UNARY, headers=asking)).headers
+        assert got["access-control-allow-origin"] == said
+        assert got["access-control-allow-methods"] == "POST"
+        assert got["access-control-allow-headers"] == "authorization,content-type"
+        for path, content_type, body in (
+            (UNARY, JSON, b'{"text": "abc"}'),
+            (UNARY, JSON, b'{"text": "bad"}'),
+            (STREAM, WEB, frame(asked("one"))),
+        ):
+            answer = await call(client, path, content_type, body, origin=PAGE)
+            assert answer.headers["access-control-allow-origin"] == said
+            assert answer.headers["access-control-expose-headers"] == "*"
+
+
+@pytest.mark.parametrize("origins", [set(), {"https://other.example"}])
+async def test_other_pages_are_told_nothing(version: Version, origins: set[str]) -> None:
+    options = replace(OPTIONS, cors_origins=origins)
+    async with web_service(options) as service, caller(service.port, version) as client:
+        asking = {"origin": PAGE, "access-control-request-method": "POST"}
+        asked_first = await client.options(UNARY, headers=asking)
+        answer = await call(client, UNARY, JSON, b'{"text": "abc"}', origin=PAGE)
+        for got in (asked_first, answer):
+            assert not [name for name in got.headers if name.startswith("access-control")]
