@@ -1,0 +1,185 @@
+"""Tools of the Responses API, as a model knows them: functions, each with one name.
+
+A custom tool takes a text: the model is told of a function with that text as its one argument. A
+tool of a namespace has both names in its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from millstream_server.processor.http import responses_schema as schema
+from millstream_server.processor.http.requests import schema_text
+from millstream_server.processor.text.messages import Tool
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.frozen import dataclass
+
+_ARGUMENT = "input"
+_CUSTOM_SCHEMA = {
+    "type": "object",
+    "properties": {_ARGUMENT: {"type": "string"}},
+    "required": [_ARGUMENT],
+    "additionalProperties": False,
+}
+_MAX_NAME = 64
+_HASH_CHARS = 8
+_TOP = "functions"
+"""The namespace that stands for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnName:
+    """A tool as the client knows it."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
+
+
+class Tools:
+    """The tools of one request."""
+
+    def __init__(self, given: Sequence[schema.Tool]) -> None:
+        """Convert them; the schemas stay as they were written.
+
+        Raises:
+            UnsupportedFeatureError: one isn't the client's to run, or asks for a grammar.
+        """
+        self.told: list[Tool] = []
+        """What the model is told of."""
+        self.paths: list[str] = []
+        """Where each of ``told`` is in the body."""
+        self.shown: list[dict[str, Any]] = []
+        """What the response says of them; without those that were left out."""
+        self._own: dict[str, OwnName] = {}
+        for index, tool in enumerate(given):
+            if not tool.type.startswith(schema.LEFT_OUT):
+                self._add_any(tool, f"tools[{index}]")
+
+    def _add_any(self, tool: schema.Tool, path: str) -> None:
+        self.shown.append(_shown(tool))
+        if tool.type != "namespace":
+            self._add(tool, path)
+            return
+        for index, each in enumerate(tool.tools or ()):
+            self._add(each, f"{path}.tools[{index}]", tool.name)
+
+    def _add(self, tool: schema.Tool, path: str, namespace: str = "") -> None:
+        if tool.type not in {"function", "custom"}:
+            sentence = f"{tool.type[:64]!r}: only function, custom and namespace; clients run tools"
+            raise UnsupportedFeatureError.of(f"{path}.type", sentence)
+        name, is_custom = told_name(tool.name, namespace), tool.type == "custom"
+        parameters = (
+            json.dumps(_CUSTOM_SCHEMA) if is_custom else schema_text(bytes(tool.parameters))
+        )
+        if tool.format is not None and tool.format.type == "grammar":
+            sentence = "grammars of custom tools are not supported by this server"
+            raise UnsupportedFeatureError.of(f"{path}.format", sentence)
+        self.told.append(Tool(name, tool.description or "", parameters, bool(tool.strict)))
+        self.paths.append(path)
+        self._own[name] = OwnName(name=tool.name, namespace=namespace, is_custom=is_custom)
+
+    def own(self, name: str) -> OwnName:
+        """Return what the client calls a tool that the model has called."""
+        return self._own.get(name) or OwnName(name=name)
+
+    def named(self, choice: schema.ToolChoice, field: str) -> str:
+        """Return the model's name of the tool that a choice names.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        for told, own in self._own.items():
+            if own.name == choice.name and choice.namespace in (None, own.namespace):
+                return told
+        raise InvalidRequestError.of(f"{field}.name", "is none of tools")
+
+    def only(self, names: Sequence[str]) -> None:
+        """Tell the model of these tools alone."""
+        kept = [index for index, tool in enumerate(self.told) if tool.name in names]
+        self.told = [self.told[index] for index in kept]
+        self.paths = [self.paths[index] for index in kept]
+
+
+def told_name(name: str, namespace: str) -> str:
+    """Return what a model calls a tool: the same in every request, and short enough."""
+    if namespace in {"", _TOP}:
+        return name
+    joined = f"{namespace.rstrip('_')}__{name}"
+    if len(joined) <= _MAX_NAME:
+        return joined
+    end = hashlib.sha256(joined.encode()).hexdigest()[:_HASH_CHARS]
+    return f"{joined[: _MAX_NAME - _HASH_CHARS - 1]}_{end}"
+
+
+def _shown(tool: schema.Tool) -> dict[str, Any]:
+    shown: dict[str, Any] = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if tool.type == "function":
+        shown |= {"parameters": tool.parameters, "strict": bool(tool.strict)}
+    elif tool.type == "custom":
+        shown["format"] = tool.format or schema.InputFormat("text")
+    else:
+        shown["tools"] = [_shown(each) for each in tool.tools or ()]
+    return shown
+
+
+# ---- a custom tool's input -----------------------------------------------------------------------
+
+_BEGIN = re.compile(rf'\s*\{{\s*"{_ARGUMENT}"\s*:\s*"')
+_CHARS = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
+_CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
+
+
+def arguments_of(text: str) -> str:
+    """Return the arguments of a call of a custom tool."""
+    return json.dumps({_ARGUMENT: text}, ensure_ascii=False)
+
+
+class CustomInput:
+    """Reads the text of a custom tool out of its call's arguments, in pieces of any size."""
+
+    def __init__(self) -> None:
+        """Nothing has come yet."""
+        self._json = ""
+        """All that has come; empty once the text has begun."""
+        self._held = ""
+        """What can't be read without what follows."""
+        self._begun = False
+
+    def push(self, piece: str) -> str:
+        """Return the new text."""
+        self._held += piece
+        if not self._begun:
+            self._json = self._held
+            begin = _BEGIN.match(self._held)
+            if begin is None:
+                return ""
+            self._begun, self._held = True, self._held[begin.end() :]
+        found = _CHARS.match(self._held)
+        chars = found[0] if found else ""
+        if (cut := _CUT_PAIR.search(chars)) is not None:
+            chars = chars[: cut.start()]
+        self._held = self._held[len(chars) :]
+        return _unescaped(chars)
+
+    def finish(self) -> str:
+        """Return the rest. Arguments that aren't what the tool takes are its text as they are."""
+        if self._begun:
+            return ""
+        try:
+            (value,) = msgspec.json.decode(self._json, type=dict[str, str]).values()
+        except (msgspec.DecodeError, ValueError):
+            return self._json
+        return value
+
+
+def _unescaped(chars: str) -> str:
+    text: str = json.loads(f'"{chars}"', strict=False)
+    # Half a pair of surrogates can't be sent.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
