@@ -50,3 +50,30 @@ async def test_a_chat_streams_calls_a_tool_and_keeps_a_schema(suite: Suite) -> N
     assert [call.function.name for call in calls] == ["count"]
     assert 1 <= json.loads(calls[0].function.arguments)["n"] <= 99
     assert called.choices[0].finish_reason == "tool_calls"
+
+
+async def test_a_response_streams_the_same_items_and_keeps_a_schema(suite: Suite) -> None:
+    function: Any = {"type": "function", "name": "count", "parameters": _SCHEMA, "strict": True}
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": _SCHEMA}}
+    asked: Any = {"model": "tiny", "input": "hi", "temperature": 0}
+    async with client(suite.front_disaggregated.address) as api:
+        whole = await api.responses.create(**asked, max_output_tokens=12)
+        stream = await api.responses.create(**asked, max_output_tokens=12, stream=True)
+        *_, last = [event async for event in stream]
+        assert (last.type, whole.status) == ("response.incomplete", "incomplete")
+        assert last.response.output_text == whole.output_text
+        assert last.response.usage == whole.usage
+
+        kept = await api.responses.create(**asked, text=form, max_output_tokens=40)
+        assert 1 <= json.loads(kept.output_text)["n"] <= 99
+
+        called = await api.responses.create(
+            **asked,
+            tools=[function],
+            tool_choice={"type": "function", "name": "count"},
+            parallel_tool_calls=False,
+            max_output_tokens=200,
+        )
+    (call,) = [item for item in called.output if item.type == "function_call"]
+    assert (call.name, call.status) == ("count", "completed")
+    assert 1 <= json.loads(call.arguments)["n"] <= 99
