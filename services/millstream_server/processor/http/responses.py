@@ -51,9 +51,8 @@ class ResponsesApi:
     async def respond(self, body: bytes, call: HttpCall) -> None:
         asked = read(_RESPONSES, body, schema.UNSUPPORTED)
         tools = Tools(asked.tools or ())
-        answers = answers_of(
-            asked, tools, self._template(asked), events=self._is_read(asked, tools)
-        )
+        template = self._template(asked)
+        answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
         effort = asked.reasoning.effort if asked.reasoning and answers.variables else None
         shown = Shown(asked, tools, effort=effort)
         output: ResponseOutput
@@ -69,7 +68,7 @@ class ResponsesApi:
             tools=tools.told,
             answers=answers,
             options=response_options(asked),
-            messages=lambda conversation: messages_of(asked, conversation, names.calls),
+            messages=lambda conversation: messages_of(asked, conversation, template, names.calls),
             field="input",
         )
         await run(self._core, chat, output, call)
