@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +18,11 @@ _SCHEMA = {
     "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 99}},
     "required": ["n"],
     "additionalProperties": False,
+}
+_LINES: Any = {
+    "type": "grammar",
+    "syntax": "lark",
+    "definition": 'start: line~1..3\nline: "+" /[a-z"]{1,5}/ LF\n%import common.LF',
 }
 _HI: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
 
@@ -74,6 +80,14 @@ async def test_a_response_streams_the_same_items_and_keeps_a_schema(suite: Suite
             parallel_tool_calls=False,
             max_output_tokens=200,
         )
+        custom = await api.responses.create(
+            **asked,
+            tools=[{"type": "custom", "name": "add", "format": _LINES}],
+            tool_choice={"type": "custom", "name": "add"},
+            max_output_tokens=200,
+        )
+    (text,) = [item.input for item in custom.output if item.type == "custom_tool_call"]
+    assert re.fullmatch('(?:[+][a-z"]{1,5}\n){1,3}', text)
     (call,) = [item for item in called.output if item.type == "function_call"]
     assert (call.name, call.status) == ("count", "completed")
     assert 1 <= json.loads(call.arguments)["n"] <= 99

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
 
+from millstream_server.engines.simulated import engine
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import InProcessProcessor
 from tests.support.clients.http_api import Response, ask, client
@@ -33,6 +36,11 @@ NAMESPACE: Any = {
     "description": "Files.",
     "tools": [{"type": "function", "name": "read", "parameters": {"type": "object"}}],
 }
+
+
+def custom(syntax: str, definition: str) -> Any:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    return {"type": "custom", "name": "patch", "format": form}
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +231,22 @@ async def test_options_of_answers(
     assert response["parallel_tool_calls"] == changed.get("parallel_tool_calls", True)
 
 
+async def test_a_custom_tools_grammar_holds_where_the_engine_takes_grammars(
+    model: TextModel,
+) -> None:
+    tool = custom("lark", 'start: "a" LF\n%import common.LF')
+    constraints: list[Constraint | None] = []
+    with mock.patch.object(engine, "_ABILITIES", frozenset(Ability)):
+        async with serving(model) as front, client(front.address) as api:
+            with saying(model, f"</think>{call('patch', input='a')}", constraints=constraints):
+                response = await api.responses.create(**HI, tools=[tool])
+    (constraint,) = constraints
+    assert constraint is not None
+    assert constraint.kind is ConstraintKind.STRUCTURAL_TAG
+    assert '"pattern": "a\\\\\\\\n"' in constraint.source  # as JSON writes it, in JSON
+    assert response.tools[0].model_dump(exclude_none=True) == tool
+
+
 async def test_sampling_that_counts_is_in_the_response(
     front: InProcessProcessor, model: TextModel
 ) -> None:
@@ -308,6 +332,12 @@ async def test_sampling_that_counts_is_in_the_response(
             "unsupported_feature",
             "no structural tags",
         ),
+        ({"tools": [NAMESPACE, custom("lark", "start: /a+/")]}, "tools[1].format",
+         "unsupported_feature", "no structural tags"),
+        ({"tools": [custom("lark", "start: start")]}, "tools[0].format.definition",
+         "unsupported_feature", "'start' refers to itself"),
+        ({"tools": [custom("regex", "")]}, "tools[0].format.definition", "invalid_request",
+         "is missing"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_request", "there are no tools"),
         ({"tool_choice": {"type": "function", "name": "x"}, "tools": TOOLS}, "tool_choice",
          "invalid_request", "none of tools"),

@@ -21,7 +21,7 @@ from millstream_server.processor.http.responses_output import (
 )
 from millstream_server.processor.http.responses_requests import answers_of, response_options
 from millstream_server.processor.http.responses_shown import Shown
-from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.http.responses_tools import Tools, grammar_chars
 from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import Failure, ServingError
@@ -34,8 +34,12 @@ _RENAMED = (
     (re.compile(r"\.function\.(?=parameters|arguments|strict)"), "."),
     (re.compile(r"\.tool_call_id\b"), ".call_id"),
 )
-_PLACES = re.compile(r"\bstart\.tools\[(?P<tool>\d+)\]|\binput\[\d+\]\.tool_calls\[\d+\]")
+_PLACES = re.compile(
+    r"\bstart\.tools\[(?P<tool>\d+)\]\.(?P<field>\w+)|\binput\[\d+\]\.tool_calls\[\d+\]"
+)
 """Of the pipeline, which aren't the body's."""
+_SECONDS_PER_CHAR = 20e-6
+"""What a grammar takes to be read."""
 _TOO_MANY, _SERVER_FAULT = 429, 500
 
 
@@ -50,7 +54,7 @@ class ResponsesApi:
 
     async def respond(self, body: bytes, call: HttpCall) -> None:
         asked = read(_RESPONSES, body, schema.UNSUPPORTED)
-        tools = Tools(asked.tools or ())
+        tools = await self._tools(asked.tools or ())
         template = self._template(asked)
         answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
         effort = asked.reasoning.effort if asked.reasoning and answers.variables else None
@@ -61,7 +65,7 @@ class ResponsesApi:
             output = ResponseEvents(shown, tools, call.request_id)
         else:
             output = WholeResponse(shown, tools, call.request_id)
-        names = _Names(tools.paths, output)
+        names = _Names(tools, output)
         call.refuse = names.refuse
         chat = Asked(
             model=asked.model,
@@ -72,6 +76,12 @@ class ResponsesApi:
             field="input",
         )
         await run(self._core, chat, output, call)
+
+    async def _tools(self, given: Sequence[schema.Tool]) -> Tools:
+        if not (chars := grammar_chars(given)):
+            return Tools(given)
+        threads = self._core.prompts.threads
+        return await threads.run(lambda: Tools(given), chars * _SECONDS_PER_CHAR)
 
     def _template(self, asked: schema.Responses) -> ChatTemplate | None:
         with contextlib.suppress(ServingError):  # the turn will say it
@@ -91,8 +101,7 @@ class ResponsesApi:
 class _Names:
     """Says failures in the names of the request's own body, and ends streams as this API does."""
 
-    def __init__(self, tools: Sequence[str], output: ResponseOutput) -> None:
-        """``tools``: where the model's tools are in the body."""
+    def __init__(self, tools: Tools, output: ResponseOutput) -> None:
         self._tools = tools
         self._output = output
         self.calls: dict[str, str] = {}
@@ -117,4 +126,4 @@ class _Names:
     def _place(self, found: re.Match[str]) -> str:
         if (tool := found["tool"]) is None:
             return self.calls.get(found[0], found[0])
-        return self._tools[int(tool)] if int(tool) < len(self._tools) else found[0]
+        return self._tools.field(int(tool), found["field"])

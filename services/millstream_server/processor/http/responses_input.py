@@ -36,8 +36,8 @@ def messages_of(
 ) -> tuple[ChatMessage, ...]:
     """Convert the input and the instructions; files in them count as held by the conversation.
 
-    They fit the model's ``template``, if it is known. ``paths`` gets where the calls of messages are
-    in the body, by their paths in the messages.
+    They fit the model's ``template``, if it is known. ``paths`` gets where the calls of messages
+    are in the body, by their paths in the messages.
 
     Raises:
         ServingError: there are none or too many, or a part of one can't be taken.

@@ -10,10 +10,15 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from millstream_server.formats.argument_schema import UnconstrainableError
+from millstream_server.formats.regular.expressions import pattern_of
+from millstream_server.formats.regular.lark import read_lark
+from millstream_server.formats.regular.regex import read_regex
 from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import schema_text
 from millstream_server.processor.text.messages import Tool
@@ -21,12 +26,9 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 from millstream_server.runtime.frozen import dataclass
 
 _ARGUMENT = "input"
-_CUSTOM_SCHEMA = {
-    "type": "object",
-    "properties": {_ARGUMENT: {"type": "string"}},
-    "required": [_ARGUMENT],
-    "additionalProperties": False,
-}
+_MAX_GRAMMAR = 16 * 1024
+_KEPT_GRAMMARS = 32
+"""An agent has the same tools in every request."""
 _MAX_NAME = 64
 _HASH_CHARS = 8
 _TOP = "functions"
@@ -49,7 +51,7 @@ class Tools:
         """Convert them; the schemas stay as they were written.
 
         Raises:
-            UnsupportedFeatureError: one isn't the client's to run, or asks for a grammar.
+            ServingError: one isn't the client's to run, or has a grammar that can't be kept.
         """
         self.told: list[Tool] = []
         """What the model is told of."""
@@ -75,15 +77,15 @@ class Tools:
             sentence = f"{tool.type[:64]!r}: only function, custom and namespace; clients run tools"
             raise UnsupportedFeatureError.of(f"{path}.type", sentence)
         name, is_custom = told_name(tool.name, namespace), tool.type == "custom"
-        parameters = (
-            json.dumps(_CUSTOM_SCHEMA) if is_custom else schema_text(bytes(tool.parameters))
-        )
-        if tool.format is not None and tool.format.type == "grammar":
-            sentence = "grammars of custom tools are not supported by this server"
-            raise UnsupportedFeatureError.of(f"{path}.format", sentence)
-        self.told.append(Tool(name, tool.description or "", parameters, bool(tool.strict)))
+        self.told.append(_custom(name, tool, path) if is_custom else _function(name, tool))
         self.paths.append(path)
         self._own[name] = OwnName(name=tool.name, namespace=namespace, is_custom=is_custom)
+
+    def field(self, index: int, name: str) -> str:
+        """Return where the field ``name`` of one of ``told`` is in the body."""
+        if name == "strict" and self.own(self.told[index].name).is_custom:
+            name = "format"  # it has a grammar, which is always kept
+        return f"{self.paths[index]}.{name}"
 
     def own(self, name: str) -> OwnName:
         """Return what the client calls a tool that the model has called."""
@@ -105,6 +107,56 @@ class Tools:
         kept = [index for index, tool in enumerate(self.told) if tool.name in names]
         self.told = [self.told[index] for index in kept]
         self.paths = [self.paths[index] for index in kept]
+
+
+def _function(name: str, tool: schema.Tool) -> Tool:
+    parameters = schema_text(bytes(tool.parameters))
+    return Tool(name, tool.description or "", parameters, bool(tool.strict))
+
+
+def _custom(name: str, tool: schema.Tool, path: str) -> Tool:
+    """Make the function with one text; of a grammar, a pattern of the text that is always kept."""
+    text, description, form = {"type": "string"}, tool.description or "", tool.format
+    has_grammar = form is not None and form.type == "grammar"
+    if form is not None and has_grammar:
+        text["pattern"] = _checked_pattern(form, f"{path}.format")
+        head = f"{_ARGUMENT} has to match this {form.syntax} grammar:"
+        description = f"{description}\n{head}\n{form.definition}"
+    parameters = {
+        "type": "object",
+        "properties": {_ARGUMENT: text},
+        "required": [_ARGUMENT],
+        "additionalProperties": False,
+    }
+    return Tool(name, description, json.dumps(parameters), has_grammar)
+
+
+def _checked_pattern(form: schema.InputFormat, path: str) -> str:
+    syntax, definition = form.syntax, form.definition
+    for field, value in (("syntax", syntax), ("definition", definition)):
+        if not value:
+            raise InvalidRequestError.of(f"{path}.{field}", "is missing")
+    if len(definition or "") > _MAX_GRAMMAR:
+        sentence = f"must not exceed {_MAX_GRAMMAR} characters"
+        raise InvalidRequestError.of(f"{path}.definition", sentence)
+    try:
+        return _pattern(syntax or "", definition or "")
+    except UnconstrainableError as error:
+        raise UnsupportedFeatureError.of(f"{path}.definition", str(error)) from error
+
+
+@lru_cache(maxsize=_KEPT_GRAMMARS)
+def _pattern(syntax: str, definition: str) -> str:
+    return pattern_of(read_lark(definition) if syntax == "lark" else read_regex(definition))
+
+
+def grammar_chars(given: Sequence[schema.Tool]) -> int:
+    """Return how long the grammars of tools are together."""
+    found = 0
+    for tool in given:
+        found += len(tool.format.definition or "") if tool.format else 0
+        found += grammar_chars(tool.tools or ())
+    return found
 
 
 def told_name(name: str, namespace: str) -> str:
