@@ -197,6 +197,47 @@ async def test_all_items_reach_the_template(front: InProcessProcessor, model: Te
     )
 
 
+async def test_tools_that_the_client_finds_can_be_called(
+    front: InProcessProcessor, model: TextModel
+) -> None:
+    search = {
+        "type": "tool_search",
+        "execution": "client",
+        "description": "Finds tools.",
+        "parameters": {"type": "object"},
+    }
+    asked = {**HI, "tools": [search], "stream": True}
+    with saying(model, f"</think>{call('tool_search', query='files')}"):
+        found = events(await ask(front.port, PATH, asked))
+    (item,) = found[-1]["response"]["output"]
+    assert {**item, "id": "", "call_id": ""} == {
+        "type": "tool_search_call",
+        "id": "",
+        "call_id": "",
+        "status": "completed",
+        "execution": "client",
+        "arguments": {"query": "files"},
+    }
+    assert [event["type"].partition(".")[2] for event in found[2:-1]] == [
+        "output_item.added",
+        "output_item.done",
+    ]
+    output = {"type": "tool_search_output", "call_id": item["call_id"], "tools": [NAMESPACE]}
+    more = {"type": "additional_tools", "tools": [TOOLS[0], NAMESPACE]}
+    history = [{"role": "user", "content": "hi"}, item, output, more]
+    with saying(model, f"</think>{call('mcp__files__read')}") as prompts:
+        response = (await ask(front.port, PATH, {**asked, "input": history, "stream": False})).json
+    (prompt,) = prompts
+    assert prompt == (
+        "tool_search;mcp__files__read;f;user:hi|"
+        f'assistant:[{item["call_id"]} tool_search {{"query": "files"}}]|'
+        "tool:These tools can be called now: mcp__files__read|<think>"
+    )
+    (called,) = response["output"]
+    assert (called["namespace"], called["name"]) == ("mcp__files__", "read")
+    assert response["tools"] == [search]
+
+
 @pytest.mark.parametrize(
     ("changed", "prompt", "calls"),
     [
@@ -251,8 +292,10 @@ async def test_sampling_that_counts_is_in_the_response(
     front: InProcessProcessor, model: TextModel
 ) -> None:
     knobs = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 99, "prompt_cache_key": "k"}
+    more = {"store": True, "text": {"verbosity": "low"}}
     with saying(model, "<think>a</think>b"):
-        response = (await ask(front.port, PATH, {**HI, **knobs, "store": True})).json
+        response = (await ask(front.port, PATH, {**HI, **knobs, **more})).json
+    assert response["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
     assert {name: response[name] for name in knobs} == knobs
     assert (response["store"], response["presence_penalty"]) == (False, 0.0)
 
@@ -311,7 +354,6 @@ async def test_sampling_that_counts_is_in_the_response(
          "send the whole conversation"),
         ({"background": True}, "background", "unsupported_feature", "not supported"),
         ({"truncation": "auto"}, "truncation", "unsupported_feature", "not supported"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_feature", "no model"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema",
          "invalid_request", "is missing"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_feature",
@@ -319,7 +361,9 @@ async def test_sampling_that_counts_is_in_the_response(
         ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_feature",
          "logprobs"),
         ({"tools": [{"type": "file_search"}]}, "tools[0].type", "unsupported_feature",
-         "clients run"),
+         "clients do"),
+        ({"tools": [{"type": "tool_search", "execution": "server"}]}, "tools[0].type",
+         "unsupported_feature", "'tool_search'"),
         (
             {"tools": [{**NAMESPACE, "tools": [{"type": "function", "name": "a b"}]}, TOOLS[0]]},
             "tools[0].tools[0].name",

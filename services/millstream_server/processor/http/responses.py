@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
 
 import msgspec
 
@@ -54,7 +53,7 @@ class ResponsesApi:
 
     async def respond(self, body: bytes, call: HttpCall) -> None:
         asked = read(_RESPONSES, body, schema.UNSUPPORTED)
-        tools = await self._tools(asked.tools or ())
+        tools = await self._tools(asked)
         template = self._template(asked)
         answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
         effort = asked.reasoning.effort if asked.reasoning and answers.variables else None
@@ -77,11 +76,13 @@ class ResponsesApi:
         )
         await run(self._core, chat, output, call)
 
-    async def _tools(self, given: Sequence[schema.Tool]) -> Tools:
-        if not (chars := grammar_chars(given)):
-            return Tools(given)
+    async def _tools(self, asked: schema.Responses) -> Tools:
+        given, items = asked.tools or (), asked.input if isinstance(asked.input, list) else ()
+        chars = sum([grammar_chars(tools) for tools in (given, *[i.tools or () for i in items])])
+        if not chars:
+            return Tools(given, items)
         threads = self._core.prompts.threads
-        return await threads.run(lambda: Tools(given), chars * _SECONDS_PER_CHAR)
+        return await threads.run(lambda: Tools(given, items), chars * _SECONDS_PER_CHAR)
 
     def _template(self, asked: schema.Responses) -> ChatTemplate | None:
         with contextlib.suppress(ServingError):  # the turn will say it

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import MAX_MESSAGES, media_at
-from millstream_server.processor.http.responses_tools import arguments_of, told_name
+from millstream_server.processor.http.responses_tools import (
+    SEARCH,
+    arguments_of,
+    told_name,
+    told_names,
+)
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
@@ -24,7 +31,8 @@ Parts = tuple[str | MediaPart, ...]
 
 _BEGINNING = (ChatRole.SYSTEM, ChatRole.DEVELOPER)
 _BETWEEN = "\n\n"
-_CALLS = {"function_call", "custom_tool_call"}
+_SEARCH_CALL = "tool_search_call"
+_CALLS = {"function_call", "custom_tool_call", _SEARCH_CALL}
 _RESULTS = {"function_call_output", "custom_tool_call_output"}
 
 
@@ -125,11 +133,16 @@ class _Messages:
         elif item.type in _RESULTS:
             call_id = _needed(item.call_id, f"{path}.call_id")
             self._message(ChatRole.TOOL, self._parts(item.output, f"{path}.output"), path, call_id)
+        elif item.type == "tool_search_output":
+            names = [name for tool in item.tools or () for name in told_names(tool)]
+            found = f"These tools can be called now: {', '.join(names)}" if names else "none"
+            call_id = _needed(item.call_id, f"{path}.call_id")
+            self._message(ChatRole.TOOL, (found,), path, call_id)
         elif item.type == "agent_message":  # of another of the client's agents
             said = self._parts(item.content, f"{path}.content")
             head = f"From {item.author or 'an agent'} to {item.recipient or 'you'}:\n"
             self._message(ChatRole.USER, (head, *said), path)
-        elif not item.type.startswith(schema.LEFT_OUT):
+        elif item.type != "additional_tools" and not item.type.startswith(schema.LEFT_OUT):
             sentence = f"{item.type[:64]!r} is not supported by this server"
             raise UnsupportedFeatureError.of(f"{path}.type", sentence)
 
@@ -140,9 +153,14 @@ class _Messages:
             return
         if item.type == "custom_tool_call":
             arguments = arguments_of(item.input or "")
+        elif isinstance(item.arguments, dict):
+            arguments = msgspec.json.encode(item.arguments).decode()
         else:
             arguments = _object(item.arguments or "{}")
-        name = told_name(_needed(item.name, f"{path}.name"), item.namespace or "")
+        if item.type == _SEARCH_CALL:
+            name = SEARCH
+        else:
+            name = told_name(_needed(item.name, f"{path}.name"), item.namespace or "")
         call_id = _needed(item.call_id, f"{path}.call_id")
         self._paths[f"{self._path}.tool_calls[{len(self._calls)}]"] = path
         self._calls.append(ToolCall(call_id, name, arguments))

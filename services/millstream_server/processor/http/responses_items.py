@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from millstream_server.processor.http.responses_tools import CustomInput, OwnName
 
 
@@ -17,7 +19,7 @@ class Item:
     prefix = ""
     """Of its id."""
     pieces = ""
-    """What the names of its pieces' events begin with."""
+    """What the names of its pieces' events begin with; empty: there are none."""
     field = "text"
     """What those events call the whole of the pieces."""
     more: Mapping[str, Any] = {}
@@ -152,3 +154,21 @@ class CustomCall(FunctionCall):
 
     def finish(self) -> str:
         return self._input.finish()
+
+
+class SearchCall(FunctionCall):
+    """A search for tools, which the client runs. Its arguments are sent whole."""
+
+    __slots__ = ()
+
+    type = "tool_search_call"
+    prefix = "tsc"
+    pieces = ""
+
+    def shown(self) -> dict[str, Any]:
+        try:
+            arguments = msgspec.json.decode(self.text or "{}")
+        except msgspec.DecodeError:
+            arguments = {}  # it was cut
+        shown = {"type": self.type, "id": self.id, "status": self.status, "call_id": self.call_id}
+        return {**shown, "execution": "client", "arguments": arguments}

@@ -28,15 +28,17 @@ from millstream_server.processor.http.responses_items import (
     FunctionCall,
     Item,
     Message,
+    SearchCall,
     Thought,
 )
 from millstream_server.processor.http.responses_shown import Shown
-from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.http.responses_tools import SEARCH, Tools
 from millstream_server.processor.output import PulledOutput
 
 if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
 
+_CALLS = {"custom": CustomCall, SEARCH: SearchCall}
 _CUT = {FinishReason.LENGTH, FinishReason.CANCELLED}
 _DELTA = b'event: %b.delta\ndata: {"type":"%b.delta",%b,"sequence_number":'
 
@@ -77,7 +79,7 @@ class ResponseOutput(PulledOutput):
                 self._grow(Thought, text)
             case CallStart(_, call_id, name):
                 own = self._tools.own(name)
-                kind = CustomCall if own.is_custom else FunctionCall
+                kind = _CALLS.get(own.type, FunctionCall)
                 self._begin(kind(self._answer_id, len(self._items), call_id, own))
             case Arguments(_, json):
                 self._grow_open(json)
@@ -206,11 +208,14 @@ class ResponseEvents(ResponseOutput):
             self._event("response.content_part.added", **item.at, part=part)
 
     def _grown(self, item: Item, text: str) -> None:
+        if not item.pieces:
+            return
         self._parts.append(self._delta + b'%d,"delta":%b}\n\n' % (self._number, encode(text)))
         self._number += 1
 
     def _done(self, item: Item) -> None:
-        self._event(f"{item.pieces}.done", **item.at, **item.done())
+        if item.pieces:
+            self._event(f"{item.pieces}.done", **item.at, **item.done())
         if (part := item.part(item.text)) is not None:
             self._event("response.content_part.done", **item.at, part=part)
         self._event("response.output_item.done", output_index=item.index, item=item.shown())

@@ -29,11 +29,9 @@ def response_options(asked: schema.Responses) -> Options:
     sampling: dict[str, Any] = {}
     if asked.max_output_tokens is not None:
         sampling["max_new_tokens"] = asked.max_output_tokens
-    if asked.text is not None:
-        if asked.text.verbosity not in (None, "medium"):
-            raise UnsupportedFeatureError.of("text.verbosity", "no model here has it")
-        if (constraint := _constraint(asked.text.format)) is not None:
-            sampling["constraint"] = constraint
+    form = asked.text.format if asked.text else None
+    if (constraint := _constraint(form)) is not None:
+        sampling["constraint"] = constraint
     return options_of(asked, sampling)
 
 

@@ -71,28 +71,6 @@ Part = (
 )
 
 
-class Item(msgspec.Struct):
-    """A part of the conversation. Which fields it has depends on its type.
-
-    Not a class for each type: a message's type may be left out.
-    """
-
-    type: str = "message"
-    role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[Part] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | None = None
-    """A function call's."""
-    input: str | None = None
-    """A custom tool call's."""
-    output: str | list[Part] | None = None
-    """What a call returned."""
-    author: str | None = None
-    recipient: str | None = None
-
-
 class InputFormat(msgspec.Struct, omit_defaults=True):
     """What the input of a custom tool has to be."""
 
@@ -111,6 +89,32 @@ class Tool(msgspec.Struct):
     strict: bool | None = None
     format: InputFormat | None = None
     tools: list[Tool] | None = None
+    execution: str | None = None
+    """Of a search for tools: who does it."""
+
+
+class Item(msgspec.Struct):
+    """A part of the conversation. Which fields it has depends on its type.
+
+    Not a class for each type: a message's type may be left out.
+    """
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    """A function call's; an object in a search for tools."""
+    input: str | None = None
+    """A custom tool call's."""
+    output: str | list[Part] | None = None
+    """What a call returned."""
+    tools: list[Tool] | None = None
+    """Tools that can be called from here on."""
+    author: str | None = None
+    recipient: str | None = None
 
 
 class ToolChoice(msgspec.Struct, omit_defaults=True):

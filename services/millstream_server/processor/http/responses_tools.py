@@ -26,6 +26,9 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 from millstream_server.runtime.frozen import dataclass
 
 _ARGUMENT = "input"
+SEARCH = "tool_search"
+"""A function that finds more tools, which the client runs: its type, and its name."""
+TYPES = frozenset(("function", "custom", SEARCH))
 _MAX_GRAMMAR = 16 * 1024
 _KEPT_GRAMMARS = 32
 """An agent has the same tools in every request."""
@@ -41,14 +44,14 @@ class OwnName:
 
     name: str
     namespace: str = ""
-    is_custom: bool = False
+    type: str = "function"
 
 
 class Tools:
     """The tools of one request."""
 
-    def __init__(self, given: Sequence[schema.Tool]) -> None:
-        """Convert them; the schemas stay as they were written.
+    def __init__(self, given: Sequence[schema.Tool], items: Sequence[schema.Item] = ()) -> None:
+        """Convert the request's tools, and those of ``items``; schemas stay as they were written.
 
         Raises:
             ServingError: one isn't the client's to run, or has a grammar that can't be kept.
@@ -62,28 +65,35 @@ class Tools:
         self._own: dict[str, OwnName] = {}
         for index, tool in enumerate(given):
             if not tool.type.startswith(schema.LEFT_OUT):
-                self._add_any(tool, f"tools[{index}]")
+                self.shown.append(_shown(tool))
+            self._add_any(tool, f"tools[{index}]")
+        for at, item in enumerate(items):
+            for index, tool in enumerate(item.tools or ()):
+                self._add_any(tool, f"input[{at}].tools[{index}]", found=True)
 
-    def _add_any(self, tool: schema.Tool, path: str) -> None:
-        self.shown.append(_shown(tool))
-        if tool.type != "namespace":
-            self._add(tool, path)
-            return
-        for index, each in enumerate(tool.tools or ()):
-            self._add(each, f"{path}.tools[{index}]", tool.name)
+    def _add_any(self, tool: schema.Tool, path: str, *, found: bool = False) -> None:
+        """Add a tool or a namespace; what was ``found`` may be there already."""
+        if tool.type == "namespace":
+            for index, each in enumerate(tool.tools or ()):
+                self._add(each, f"{path}.tools[{index}]", tool.name, found=found)
+        elif not tool.type.startswith(schema.LEFT_OUT):
+            self._add(tool, path, found=found)
 
-    def _add(self, tool: schema.Tool, path: str, namespace: str = "") -> None:
-        if tool.type not in {"function", "custom"}:
-            sentence = f"{tool.type[:64]!r}: only function, custom and namespace; clients run tools"
+    def _add(self, tool: schema.Tool, path: str, namespace: str = "", *, found: bool) -> None:
+        if tool.type not in TYPES or (tool.type == SEARCH and tool.execution != "client"):
+            sentence = f"{tool.type[:64]!r}: this server runs no tools, clients do"
             raise UnsupportedFeatureError.of(f"{path}.type", sentence)
-        name, is_custom = told_name(tool.name, namespace), tool.type == "custom"
-        self.told.append(_custom(name, tool, path) if is_custom else _function(name, tool))
+        (name,) = told_names(tool, namespace)
+        if found and name in self._own:
+            return
+        told = _custom(name, tool, path) if tool.type == "custom" else _function(name, tool)
+        self.told.append(told)
         self.paths.append(path)
-        self._own[name] = OwnName(name=tool.name, namespace=namespace, is_custom=is_custom)
+        self._own[name] = OwnName(name=tool.name, namespace=namespace, type=tool.type)
 
     def field(self, index: int, name: str) -> str:
         """Return where the field ``name`` of one of ``told`` is in the body."""
-        if name == "strict" and self.own(self.told[index].name).is_custom:
+        if name == "strict" and self.own(self.told[index].name).type == "custom":
             name = "format"  # it has a grammar, which is always kept
         return f"{self.paths[index]}.{name}"
 
@@ -159,6 +169,13 @@ def grammar_chars(given: Sequence[schema.Tool]) -> int:
     return found
 
 
+def told_names(tool: schema.Tool, namespace: str = "") -> list[str]:
+    """Return what a model calls a tool, or the tools of a namespace."""
+    if tool.type == "namespace":
+        return [told_name(each.name, tool.name) for each in tool.tools or ()]
+    return [SEARCH if tool.type == SEARCH else told_name(tool.name, namespace)]
+
+
 def told_name(name: str, namespace: str) -> str:
     """Return what a model calls a tool: the same in every request, and short enough."""
     if namespace in {"", _TOP}:
@@ -176,8 +193,11 @@ def _shown(tool: schema.Tool) -> dict[str, Any]:
         shown |= {"parameters": tool.parameters, "strict": bool(tool.strict)}
     elif tool.type == "custom":
         shown["format"] = tool.format or schema.InputFormat("text")
-    else:
+    elif tool.type == "namespace":
         shown["tools"] = [_shown(each) for each in tool.tools or ()]
+    elif tool.type == SEARCH:
+        del shown["name"]
+        shown |= {"execution": tool.execution, "parameters": tool.parameters}
     return shown
 
 
