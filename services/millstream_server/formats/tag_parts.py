@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from millstream_server.formats.regular.json_patterns import with_json_patterns
+
 Part = dict[str, Any]
 
 NOTHING: Part = {"type": "const_string", "value": ""}
@@ -41,7 +43,8 @@ def text(without: Iterable[str], most: int | None = None, tokens: int | None = N
 
 def json_value(schema: Mapping[str, Any], space: int = MOST_SPACE) -> Part:
     """Match JSON that a schema allows."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": space}
+    kept = with_json_patterns(schema)
+    return {"type": "json_schema", "json_schema": kept, "max_whitespace_cnt": space}
 
 
 def sequence(*parts: Part) -> Part:

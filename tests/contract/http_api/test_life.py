@@ -14,7 +14,6 @@ import pytest
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.telemetry import metrics
 from millstream_testing.alphabet import alphabet_model
 from millstream_testing.in_process import ALPHABET, MODEL, processor, suite, worker
@@ -82,17 +81,6 @@ async def test_without_workers_it_is_503(model: TextModel) -> None:
         response = await ask(front.port, CHAT, HI)
         assert (response.status, response.json["error"]["code"]) == (503, "no_worker")
         assert int(response.headers["retry-after"]) >= 1
-
-
-async def test_a_failure_within_a_stream_is_an_event(model: TextModel) -> None:
-    async with suite(model, SLOW) as (front, one), client(front.address) as api:
-        stream = await api.chat.completions.create(**LONG, stream=True)
-        await anext(aiter(stream))
-        await one.server.stop(0)
-        with pytest.raises(openai.APIError, match="worker") as caught:
-            async for _ in stream:
-                pass
-    assert caught.value.code == WorkerLostError.reason.lower()
 
 
 async def test_a_drain_lets_answers_end(model: TextModel) -> None:

@@ -1,8 +1,7 @@
-"""/v1/messages: Anthropic's client, the order of events, blocks and errors."""
+"""/v1/messages: Anthropic's client, blocks and errors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -46,53 +45,6 @@ def client(front: InProcessProcessor) -> anthropic.AsyncAnthropic:
         max_retries=0,
         _strict_response_validation=True,
     )
-
-
-def events(body: bytes) -> list[dict[str, Any]]:
-    """Return what events say; each has its type as name."""
-    *found, end = body.decode().split("\n\n")
-    assert end == ""
-    said = []
-    for event in found:
-        name, data = event.split("\n")
-        said.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {said[-1]['type']}"
-    return said
-
-
-async def test_blocks_come_in_order_and_reasoning_ends_with_a_signature(
-    front: InProcessProcessor, model: TextModel
-) -> None:
-    with saying(model, SPOKEN):
-        response = await ask(front.port, PATH, {**HI, "tools": TOOLS, "stream": True})
-    said = events(response.body)
-    order: list[tuple[str, int | None, str]] = []
-    for event in said:
-        kind = event.get("delta", event.get("content_block", {})).get("type", "")
-        step = (event["type"], event.get("index"), kind)
-        if order[-1:] != [step]:  # pieces of one kind are one step
-            order.append(step)
-    block = [("content_block_start", "content_block_delta", "content_block_stop")] * 4
-    assert order == [
-        ("message_start", None, ""),
-        (block[0][0], 0, "thinking"),
-        (block[0][1], 0, "thinking_delta"),
-        (block[0][1], 0, "signature_delta"),
-        (block[0][2], 0, ""),
-        (block[1][0], 1, "text"),
-        (block[1][1], 1, "text_delta"),
-        (block[1][2], 1, ""),
-        (block[2][0], 2, "tool_use"),
-        (block[2][1], 2, "input_json_delta"),
-        (block[2][2], 2, ""),
-        (block[3][0], 3, "tool_use"),
-        (block[3][1], 3, "input_json_delta"),
-        (block[3][2], 3, ""),
-        ("message_delta", None, ""),
-        ("message_stop", None, ""),
-    ]
-    assert said[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert all(isinstance(count, int) for count in said[-2]["usage"].values())
 
 
 async def test_the_vendors_client_gets_the_same_whole_and_streamed(

@@ -18,6 +18,7 @@ from millstream_server.processor.http.chats import Asked, is_read, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
+from millstream_server.processor.http.responses import ResponsesApi
 from millstream_server.processor.output import PulledOutput
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server
@@ -30,7 +31,7 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class Door:
-    """Serves OpenAI's API, and registers Anthropic's; one per process."""
+    """Serves OpenAI's chats and completions, and registers the other APIs; one per process."""
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
@@ -43,7 +44,9 @@ class Door:
             Endpoint("POST", "/v1/completions", self.complete, refuse),
             Endpoint("GET", "/v1/models", self.models, refuse),
         ]
-        server.serve_http([*endpoints, *Anthropic(self._core).endpoints()], refuse)
+        apis = (ResponsesApi(self._core), Anthropic(self._core))
+        more = [endpoint for api in apis for endpoint in api.endpoints()]
+        server.serve_http([*endpoints, *more], refuse)
 
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""

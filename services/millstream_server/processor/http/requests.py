@@ -28,7 +28,7 @@ MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
-_ANY_OBJECT = '{"type": "object"}'
+ANY_OBJECT = '{"type": "object"}'
 _DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
@@ -110,7 +110,7 @@ def _constraint(form: schema.ResponseFormat | None) -> Constraint | None:
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return Constraint(ConstraintKind.JSON_SCHEMA, _ANY_OBJECT)
+        return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT)
     if form.json_schema is None or not bytes(form.json_schema.schema):
         raise InvalidRequestError.of("response_format.json_schema.schema", "is missing")
     return Constraint(ConstraintKind.JSON_SCHEMA, bytes(form.json_schema.schema).decode())
@@ -231,13 +231,18 @@ def _part(part: schema.Part, path: str, conversation: Conversation) -> str | Med
     if isinstance(part, schema.RefusalPart):
         return part.refusal
     if isinstance(part, schema.ImagePart):
-        return _media(Modality.IMAGE, part.image_url.url, f"{path}.image_url.url", conversation)
+        return media_at(Modality.IMAGE, part.image_url.url, f"{path}.image_url.url", conversation)
     if isinstance(part, schema.VideoPart):
-        return _media(Modality.VIDEO, part.video_url.url, f"{path}.video_url.url", conversation)
+        return media_at(Modality.VIDEO, part.video_url.url, f"{path}.video_url.url", conversation)
     raise UnsupportedFeatureError.of(path, "this server takes text, images and videos only")
 
 
-def _media(modality: Modality, url: str, path: str, conversation: Conversation) -> MediaPart:
+def media_at(modality: Modality, url: str, path: str, conversation: Conversation) -> MediaPart:
+    """Return a file of a data URL, which counts as held by the conversation, or of another URL.
+
+    Raises:
+        ServingError: a data URL can't be read, or there is no memory for its file.
+    """
     head = _DATA.match(url[:256])
     if head is None:
         if url[:5].lower() == "data:":

@@ -228,6 +228,9 @@ _INSTEAD = {
     "function_call": "; use tool_choice",
     "echo": "; put the prompt in front of the text yourself",
     "store": "; the server keeps no conversations",
+    "previous_response_id": "; it keeps no responses: send the whole conversation as input",
+    "conversation": "; it keeps no conversations: send the whole one as input",
+    "max_tokens": "; use max_output_tokens",
 }
 
 

@@ -1,0 +1,1 @@
+"""Grammars that are as good as one regular expression: read, and written for xgrammar."""

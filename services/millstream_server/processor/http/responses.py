@@ -1,0 +1,130 @@
+"""OpenAI's Responses API, without a memory: /v1/responses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+
+import msgspec
+
+from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import responses_schema as schema
+from millstream_server.processor.http.chats import Asked, is_read, run
+from millstream_server.processor.http.errors import refuse, refused, renamed, sentence
+from millstream_server.processor.http.responses_input import messages_of
+from millstream_server.processor.http.responses_output import (
+    ResponseEvents,
+    ResponseOutput,
+    WholeResponse,
+)
+from millstream_server.processor.http.responses_requests import answers_of, response_options
+from millstream_server.processor.http.responses_shown import Shown
+from millstream_server.processor.http.responses_tools import Tools, grammar_chars
+from millstream_server.processor.http.schema import read
+from millstream_server.processor.text.template import ChatTemplate
+from millstream_server.runtime.errors import Failure, ServingError
+from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall, Refusal
+
+_RESPONSES = msgspec.json.Decoder(schema.Responses)
+_RENAMED = (
+    (re.compile(r"\bmax_tokens\b"), "max_output_tokens"),
+    (re.compile(r"\bresponse_format\b"), "text.format"),
+    (re.compile(r"\.function\.(?=parameters|arguments|strict)"), "."),
+    (re.compile(r"\.tool_call_id\b"), ".call_id"),
+)
+_PLACES = re.compile(
+    r"\bstart\.tools\[(?P<tool>\d+)\]\.(?P<field>\w+)|\binput\[\d+\]\.tool_calls\[\d+\]"
+)
+"""Of the pipeline, which aren't the body's."""
+_SECONDS_PER_CHAR = 20e-6
+"""What a grammar takes to be read."""
+_TOO_MANY, _SERVER_FAULT = 429, 500
+
+
+class ResponsesApi:
+    """Serves the Responses API; one per process."""
+
+    def __init__(self, core: ProcessorCore) -> None:
+        self._core = core
+
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint("POST", "/v1/responses", self.respond, refuse)]
+
+    async def respond(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_RESPONSES, body, schema.UNSUPPORTED)
+        tools = await self._tools(asked)
+        template = self._template(asked)
+        answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
+        effort = asked.reasoning.effort if asked.reasoning and answers.variables else None
+        shown = Shown(asked, tools, effort=effort)
+        output: ResponseOutput
+        if asked.stream:
+            call.respond(EVENTS)
+            output = ResponseEvents(shown, tools, call.request_id)
+        else:
+            output = WholeResponse(shown, tools, call.request_id)
+        names = _Names(tools, output)
+        call.refuse = names.refuse
+        chat = Asked(
+            model=asked.model,
+            tools=tools.told,
+            answers=answers,
+            options=response_options(asked),
+            messages=lambda conversation: messages_of(asked, conversation, template, names.calls),
+            field="input",
+        )
+        await run(self._core, chat, output, call)
+
+    async def _tools(self, asked: schema.Responses) -> Tools:
+        given, items = asked.tools or (), asked.input if isinstance(asked.input, list) else ()
+        chars = sum([grammar_chars(tools) for tools in (given, *[i.tools or () for i in items])])
+        if not chars:
+            return Tools(given, items)
+        threads = self._core.prompts.threads
+        return await threads.run(lambda: Tools(given, items), chars * _SECONDS_PER_CHAR)
+
+    def _template(self, asked: schema.Responses) -> ChatTemplate | None:
+        with contextlib.suppress(ServingError):  # the turn will say it
+            return self._core.models.text(asked.model)[1].chat_template
+        return None
+
+    def _is_read(self, asked: schema.Responses, tools: Tools) -> bool:
+        form = asked.text.format if asked.text else None
+        return is_read(
+            self._core,
+            asked.model,
+            told_tools=bool(tools.told) and asked.tool_choice != "none",
+            constrained=form is not None and form.type != "text",
+        )
+
+
+class _Names:
+    """Says failures in the names of the request's own body, and ends streams as this API does."""
+
+    def __init__(self, tools: Tools, output: ResponseOutput) -> None:
+        self._tools = tools
+        self._output = output
+        self.calls: dict[str, str] = {}
+        """Where the calls of messages are in the body, by their paths in the messages."""
+
+    def refuse(self, failure: Failure) -> Refusal:
+        """Return the response of a failure."""
+        refusal = refused(failure, self._renamed)
+        if not isinstance(self._output, ResponseEvents):
+            return refusal
+        kind = "server_error" if refusal.status >= _SERVER_FAULT else "invalid_prompt"
+        code = "rate_limit_exceeded" if refusal.status == _TOO_MANY else kind
+        event = self._output.failed(code, sentence(failure, self._renamed))
+        return dataclasses.replace(refusal, event=event)
+
+    def _renamed(self, text: str) -> str:
+        text = renamed(_PLACES.sub(self._place, text))
+        for pattern, name in _RENAMED:
+            text = pattern.sub(name, text)
+        return text
+
+    def _place(self, found: re.Match[str]) -> str:
+        if (tool := found["tool"]) is None:
+            return self.calls.get(found[0], found[0])
+        return self._tools.field(int(tool), found["field"])

@@ -1,0 +1,225 @@
+"""The input of the Responses API as messages: neighbouring items of an answer become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from millstream_server.media.items import Modality
+from millstream_server.processor.conversation import Conversation
+from millstream_server.processor.http import responses_schema as schema
+from millstream_server.processor.http.requests import MAX_MESSAGES, media_at
+from millstream_server.processor.http.responses_tools import (
+    SEARCH,
+    arguments_of,
+    told_name,
+    told_names,
+)
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ChatRole,
+    MediaPart,
+    ToolCall,
+)
+from millstream_server.processor.text.template import ChatTemplate
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.json_bounds import read_object
+
+Parts = tuple[str | MediaPart, ...]
+
+_BEGINNING = (ChatRole.SYSTEM, ChatRole.DEVELOPER)
+_BETWEEN = "\n\n"
+_SEARCH_CALL = "tool_search_call"
+_CALLS = {"function_call", "custom_tool_call", _SEARCH_CALL}
+_RESULTS = {"function_call_output", "custom_tool_call_output"}
+
+
+def messages_of(
+    asked: schema.Responses,
+    conversation: Conversation,
+    template: ChatTemplate | None,
+    paths: dict[str, str],
+) -> tuple[ChatMessage, ...]:
+    """Convert the input and the instructions; files in them count as held by the conversation.
+
+    They fit the model's ``template``, if it is known. ``paths`` gets where the calls of messages
+    are in the body, by their paths in the messages.
+
+    Raises:
+        ServingError: there are none or too many, or a part of one can't be taken.
+    """
+    items = asked.input
+    if isinstance(items, str):
+        messages = [ChatMessage(ChatRole.USER, items, field="input")]
+    else:
+        if items is None or not 0 < len(items) <= MAX_MESSAGES:
+            sentence = f"a text, or 1 to {MAX_MESSAGES} items, are needed"
+            raise InvalidRequestError.of("input", sentence)
+        messages = _Messages(conversation, paths).of(items)
+    if asked.instructions:
+        messages.insert(0, ChatMessage(ChatRole.SYSTEM, asked.instructions, field="instructions"))
+    messages = _one_beginning(messages)
+    return tuple(messages if template is None else _fitted(messages, template))
+
+
+def _one_beginning(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Join what stands before the conversation: many templates take one such message."""
+    count = 0
+    while count < len(messages) and messages[count].role in _BEGINNING:
+        count += 1
+    if count < 2:  # noqa: PLR2004 - one needs no other
+        return messages
+    first = messages[0]
+    text = _BETWEEN.join([message.text for message in messages[:count]])
+    return [ChatMessage(first.role, text, field=first.field), *messages[count:]]
+
+
+def _fitted(messages: list[ChatMessage], template: ChatTemplate) -> list[ChatMessage]:
+    """Return messages in an order that a template takes.
+
+    Agents give instructions at any time, and several messages of users in a row. Many templates
+    refuse the one or the other, or leave it out.
+    """
+    user, answer = ChatRole.USER, ChatRole.ASSISTANT
+    fitted = messages[:1]
+    for message in messages[1:]:
+        role = message.role
+        if role in _BEGINNING and not template.shows(user, answer, role, user):
+            message = replace(message, role=user)  # noqa: PLW2901 - the same one, as it can be shown
+        last = fitted[-1]
+        if message.role is last.role is user and not template.shows(user, user):
+            fitted[-1] = _joined(last, message)
+        else:
+            fitted.append(message)
+    return fitted
+
+
+def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    parts = (*(first.parts or (first.text,)), _BETWEEN, *(second.parts or (second.text,)))
+    has_media = bool(first.parts or second.parts)
+    return replace(first, text=_text(parts), parts=parts if has_media else ())
+
+
+class _Messages:
+    """Makes messages of items."""
+
+    def __init__(self, conversation: Conversation, paths: dict[str, str]) -> None:
+        self._conversation = conversation
+        self._paths = paths
+        self._made: list[ChatMessage] = []
+        self._path = ""
+        """Of the first item of the answer that is being joined; empty: there is none."""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def of(self, items: Sequence[schema.Item]) -> list[ChatMessage]:
+        for index, item in enumerate(items):
+            self._add(item, f"input[{index}]")
+        self._end_answer()
+        return self._made
+
+    def _add(self, item: schema.Item, path: str) -> None:
+        if item.type in _CALLS or item.type == "reasoning":
+            self._continue_answer(item, path)
+        elif item.type == "message" and item.role == "assistant":
+            self._path = self._path or path
+            self._texts.append(_text(self._parts(item.content, f"{path}.content")))
+        elif item.type == "message":
+            role = ChatRole(_needed(item.role, f"{path}.role"))
+            self._message(role, self._parts(item.content, f"{path}.content"), path)
+        elif item.type in _RESULTS:
+            call_id = _needed(item.call_id, f"{path}.call_id")
+            self._message(ChatRole.TOOL, self._parts(item.output, f"{path}.output"), path, call_id)
+        elif item.type == "tool_search_output":
+            names = [name for tool in item.tools or () for name in told_names(tool)]
+            found = f"These tools can be called now: {', '.join(names)}" if names else "none"
+            call_id = _needed(item.call_id, f"{path}.call_id")
+            self._message(ChatRole.TOOL, (found,), path, call_id)
+        elif item.type == "agent_message":  # of another of the client's agents
+            said = self._parts(item.content, f"{path}.content")
+            head = f"From {item.author or 'an agent'} to {item.recipient or 'you'}:\n"
+            self._message(ChatRole.USER, (head, *said), path)
+        elif item.type != "additional_tools" and not item.type.startswith(schema.LEFT_OUT):
+            sentence = f"{item.type[:64]!r} is not supported by this server"
+            raise UnsupportedFeatureError.of(f"{path}.type", sentence)
+
+    def _continue_answer(self, item: schema.Item, path: str) -> None:
+        self._path = self._path or path
+        if item.type == "reasoning":
+            self._thoughts.append(_text(self._parts(item.content, f"{path}.content")))
+            return
+        if item.type == "custom_tool_call":
+            arguments = arguments_of(item.input or "")
+        elif isinstance(item.arguments, dict):
+            arguments = msgspec.json.encode(item.arguments).decode()
+        else:
+            arguments = _object(item.arguments or "{}")
+        if item.type == _SEARCH_CALL:
+            name = SEARCH
+        else:
+            name = told_name(_needed(item.name, f"{path}.name"), item.namespace or "")
+        call_id = _needed(item.call_id, f"{path}.call_id")
+        self._paths[f"{self._path}.tool_calls[{len(self._calls)}]"] = path
+        self._calls.append(ToolCall(call_id, name, arguments))
+
+    def _message(self, role: ChatRole, parts: Parts, path: str, call_id: str = "") -> None:
+        self._end_answer()
+        has_media = any(not isinstance(part, str) for part in parts)
+        self._made.append(
+            ChatMessage(
+                role,
+                _text(parts),
+                tool_call_id=call_id,
+                field=path,
+                parts=parts if has_media else (),
+            )
+        )
+
+    def _end_answer(self) -> None:
+        if not self._path:
+            return
+        self._made.append(
+            ChatMessage(
+                ChatRole.ASSISTANT,
+                "".join(self._texts),
+                tuple(self._calls),
+                field=self._path,
+                reasoning="".join(self._thoughts),
+            )
+        )
+        self._path, self._texts, self._thoughts, self._calls = "", [], [], []
+
+    def _parts(self, content: str | list[schema.Part] | None, path: str) -> Parts:
+        if content is None or isinstance(content, str):
+            return (content or "",)
+        return tuple(self._part(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+    def _part(self, part: schema.Part, path: str) -> str | MediaPart:
+        if isinstance(part, schema.Refusal):
+            return part.refusal
+        if isinstance(part, schema.InputImage):
+            if not part.image_url:
+                raise UnsupportedFeatureError.of(path, "only images with an image_url")
+            at = f"{path}.image_url"
+            return media_at(Modality.IMAGE, part.image_url, at, self._conversation)
+        if isinstance(part, schema.InputFile | schema.InputAudio):
+            raise UnsupportedFeatureError.of(path, "this server takes text and images")
+        return part.text
+
+
+def _needed(value: str | None, path: str) -> str:
+    if not value:
+        raise InvalidRequestError.of(path, "is missing")
+    return value
+
+
+def _text(parts: Parts) -> str:
+    return "".join([part for part in parts if isinstance(part, str)])
+
+
+def _object(arguments: str) -> str:
+    """Return arguments that templates can take: those of a call that was cut are no JSON."""
+    return arguments if read_object(arguments)[0] is None else arguments_of(arguments)

@@ -1,0 +1,106 @@
+"""From a body of the Responses API to the plain types of the pipeline. No side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.processor.answer_options import AnswerOptions
+from millstream_server.processor.conversation import Options
+from millstream_server.processor.http import responses_schema as schema
+from millstream_server.processor.http.requests import ANY_OBJECT, options_of
+from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.text.template import ChatTemplate
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+
+_LOGPROBS = "message.output_text.logprobs"
+_EFFORT = "reasoning.effort"
+
+
+def response_options(asked: schema.Responses) -> Options:
+    """Convert the options.
+
+    Raises:
+        InvalidRequestError: a part of them can't be read, or isn't supported.
+    """
+    if _LOGPROBS in (asked.include or ()):
+        raise UnsupportedFeatureError.of("include", f"{_LOGPROBS} is not supported by this server")
+    sampling: dict[str, Any] = {}
+    if asked.max_output_tokens is not None:
+        sampling["max_new_tokens"] = asked.max_output_tokens
+    form = asked.text.format if asked.text else None
+    if (constraint := _constraint(form)) is not None:
+        sampling["constraint"] = constraint
+    return options_of(asked, sampling)
+
+
+def _constraint(form: schema.TextFormat | None) -> Constraint | None:
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT)
+    for name, value in (("name", form.name), ("schema", bytes(form.schema))):
+        if not value:
+            raise InvalidRequestError.of(f"text.format.{name}", "is missing")
+    return Constraint(ConstraintKind.JSON_SCHEMA, bytes(form.schema).decode())
+
+
+def answers_of(
+    asked: schema.Responses, tools: Tools, template: ChatTemplate | None, *, events: bool
+) -> AnswerOptions:
+    """Convert what is asked of the answer; ``template`` is the model's, if it is known.
+
+    If only some of the tools may be called, the model is told of these alone.
+
+    Raises:
+        InvalidRequestError: it is contradictory.
+    """
+    mode, only = _chosen(asked.tool_choice, tools)
+    must_call = mode == "required" or bool(only)
+    if must_call and not tools.told:
+        raise InvalidRequestError.of("tool_choice", "asks for a call, and there are no tools")
+    return AnswerOptions(
+        events=events,
+        with_tools=mode != "none",
+        one_call=asked.parallel_tool_calls is False,
+        must_call=must_call,
+        only=only,
+        variables=_variables(asked.reasoning, template),
+    )
+
+
+def _chosen(choice: str | schema.ToolChoice | None, tools: Tools) -> tuple[str, str]:
+    """Return whether a tool must be called, and which."""
+    if choice is None or isinstance(choice, str):
+        return choice or "auto", ""
+    if choice.type in {"function", "custom"}:
+        return "required", tools.named(choice, "tool_choice")
+    if choice.type != "allowed_tools":
+        sentence = f"{choice.type[:64]!r} is none of function, custom, allowed_tools"
+        raise UnsupportedFeatureError.of("tool_choice.type", sentence)
+    allowed = [
+        tools.named(each, f"tool_choice.tools[{index}]")
+        for index, each in enumerate(choice.tools or ())
+    ]
+    tools.only(allowed)
+    return choice.mode or "auto", ""
+
+
+def _variables(
+    reasoning: schema.Reasoning | None, template: ChatTemplate | None
+) -> Mapping[str, Sequence[tuple[str, Any]]]:
+    """Return what the template calls the effort; nothing if it doesn't let one choose.
+
+    Agents ask for it of every model; the response says whether it counts.
+    """
+    effort = None if reasoning is None else reasoning.effort
+    if effort is None or template is None:
+        return {}
+    names: Sequence[tuple[str, Any]] = [("reasoning_effort", effort)]
+    if effort == "none":
+        names = [("enable_thinking", False), ("thinking", False)]
+    try:
+        return {_EFFORT: [template.variable(names, _EFFORT)]}
+    except UnsupportedFeatureError:
+        return {}

@@ -1,0 +1,157 @@
+"""The response of the Responses API: what came of a request, and what the request asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from millstream_server.processor.http import responses_schema as schema
+from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.responses_tools import Tools
+
+if TYPE_CHECKING:
+    from millstream_server.processor.turn import Turn
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int
+
+
+class _Reasoned(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: _Cached
+    output_tokens: int
+    output_tokens_details: _Reasoned
+    total_tokens: int
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _Incomplete(msgspec.Struct):
+    reason: str = "max_output_tokens"
+
+
+class _Came(msgspec.Struct, kw_only=True):
+    """What came of it."""
+
+    id: str
+    status: str
+    completed_at: int | None = None
+    error: _Error | None = None
+    incomplete_details: _Incomplete | None = None
+    output: Sequence[dict[str, Any]] = ()
+    usage: _Usage | None = None
+
+
+class _Asked(msgspec.Struct, kw_only=True):
+    """What was asked for, and what counts where nothing was."""
+
+    object: str = "response"
+    created_at: int
+    model: str
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    reasoning: schema.Reasoning
+    text: schema.Text
+    tool_choice: str | schema.ToolChoice
+    tools: Sequence[dict[str, Any]]
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    user: str | None
+    previous_response_id: None = None
+    store: bool = False
+    background: bool = False
+    truncation: str = "disabled"
+    service_tier: str = "default"
+    top_logprobs: int = 0
+
+
+_SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+
+
+class Shown:
+    """Writes the response of one request."""
+
+    def __init__(self, asked: schema.Responses, tools: Tools, *, effort: str | None) -> None:
+        """Keep what the request asked for; ``effort`` is the one that counts."""
+        form = asked.text.format if asked.text else None
+        self._asked = _Asked(
+            created_at=int(time.time()),
+            model=asked.model,
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            max_tool_calls=asked.max_tool_calls,
+            metadata=asked.metadata or {},
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            reasoning=schema.Reasoning(effort),
+            text=schema.Text(form or schema.TextFormat("text"), "medium"),
+            tool_choice=asked.tool_choice or "auto",
+            tools=tools.shown,
+            prompt_cache_key=asked.prompt_cache_key,
+            safety_identifier=asked.safety_identifier,
+            user=asked.user,
+        )
+        self._repeated = b""
+        """``_asked`` as JSON, without its opening brace; empty: not made yet."""
+
+    def response(
+        self, answer_id: str, turn: Turn, status: str, items: Sequence[dict[str, Any]]
+    ) -> bytes:
+        """Write it as it is now."""
+        if not self._repeated:
+            self._asked.model = turn.request.model
+            for name in _SAMPLED:
+                setattr(self._asked, name, getattr(turn.request.sampling, name))
+            self._repeated = encode(self._asked)[1:]
+        came = _Came(id=f"resp_{answer_id}", status=status, output=items)
+        if status != "in_progress":
+            came.usage = _usage_of(turn)
+        if status == "completed":
+            came.completed_at = int(time.time())
+        elif status == "incomplete":
+            came.incomplete_details = _Incomplete()
+        return encode(came)[:-1] + b"," + self._repeated
+
+    def failed(self, answer_id: str, code: str, message: str) -> bytes:
+        """Write the response of an answer that has failed, without what is long.
+
+        An event that ends a stream has to fit in one frame.
+        """
+        came = _Came(id=f"resp_{answer_id}", status="failed", error=_Error(code, message))
+        asked = msgspec.structs.replace(
+            self._asked,
+            tools=(),
+            instructions=None,
+            metadata={},
+            text=schema.Text(verbosity="medium"),
+        )
+        return encode(came)[:-1] + b"," + encode(asked)[1:]
+
+
+def _usage_of(turn: Turn) -> _Usage:
+    used = turn.usage()
+    prompt, completion = used.prompt_tokens, used.completion_tokens
+    return _Usage(
+        prompt,
+        _Cached(used.cached_tokens),
+        completion,
+        _Reasoned(used.reasoning_tokens),
+        prompt + completion,
+    )

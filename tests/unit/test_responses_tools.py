@@ -1,0 +1,61 @@
+"""Tools of the Responses API: names that a model can write, and the text of custom tools."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from millstream_server.processor.http.responses_tools import CustomInput, told_name
+
+_TEXT = 'a "b"\\n\\\n\té\U0001f600\U0001f600 }'
+
+
+def read(arguments: str, cuts: list[int]) -> str:
+    """Read arguments that are cut at some places."""
+    given = CustomInput()
+    ends = [*cuts, len(arguments)]
+    found = [given.push(arguments[start:end]) for start, end in zip([0, *cuts], ends, strict=True)]
+    return "".join(found) + given.finish()
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_the_text_is_the_same_however_it_is_cut(*, ascii_only: bool) -> None:
+    arguments = ' { "input" : ' + json.dumps(_TEXT, ensure_ascii=ascii_only) + "}\n"
+    draw = random.Random(1)
+    for _ in range(300):
+        cuts = sorted(draw.sample(range(len(arguments)), draw.randrange(12)))
+        assert read(arguments, cuts) == _TEXT
+
+
+def test_a_piece_is_returned_when_it_comes() -> None:
+    given = CustomInput()
+    pieces = ['{"input": "', "ab", "c\\", "n", '"}']
+    assert [given.push(piece) for piece in pieces] == ["", "ab", "c", "\n", ""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"patch": "a\\nb"}', "a\nb"),
+        ('{"a": "1", "input": "b"}', '{"a": "1", "input": "b"}'),
+        ('{"input": 3}', '{"input": 3}'),
+        ("{}", "{}"),
+        ('{"input": "cut', "cut"),
+        ('{"input": "half \\ud83d, a pair"}', "half �, a pair"),
+    ],
+)
+def test_other_arguments_than_the_one_text(arguments: str, text: str) -> None:
+    assert read(arguments, [1]) == text
+
+
+def test_a_name_has_its_namespace_and_is_short_enough() -> None:
+    assert told_name("read", "") == told_name("read", "functions") == "read"
+    assert (
+        told_name("read", "mcp__files__") == told_name("read", "mcp__files") == "mcp__files__read"
+    )
+    long, other = (told_name("read" * 10 + end, "files" * 10) for end in "ab")
+    assert long != other
+    assert all(re.fullmatch("[A-Za-z0-9_-]{64}", name) for name in (long, other))
