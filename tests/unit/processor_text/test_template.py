@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.media.items import Modality
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ChatRole,
+    MediaPart,
+    Tool,
+    ToolCall,
+)
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.sandbox import compile_template
 from millstream_server.processor.text.template import ChatTemplate
@@ -106,6 +113,59 @@ def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
     assert "<|im_start|>system" in template(CHATML).render([developer])
     knowing = "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{% endfor %}"
     assert template(knowing).render([developer]) == "D"
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system must be first') }}{% endif %}"
+    "{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+)
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "{{ m.role[0] }}:{{ m.content }}|{% endif %}{% endfor %}"
+)
+
+
+def said(*messages: str) -> list[ChatMessage]:
+    """Make messages of ``ROLE:TEXT``, the role by its first letter."""
+    roles = {role.value[0]: role for role in ChatRole}
+    return [ChatMessage(roles[message[0]], message[2:]) for message in messages]
+
+
+@pytest.mark.parametrize("source", [STRICT, DROPPING])
+@pytest.mark.parametrize(
+    ("messages", "prompt"),
+    [
+        ("s:A d:B u:C", "s:A\n\nB|u:C|"),
+        ("u:A s:B", "u:A\n\nB|"),
+        ("u:A s:B u:C a:D u:E", "u:A\n\nB\n\nC|a:D|u:E|"),
+        ("s:A u:B u:C a:D s:E u:F", "s:A|u:B|u:C|a:D|u:E\n\nF|"),
+        ("u:A a:B t:C d:D", "u:A|a:B|t:C|u:D|"),
+    ],
+)
+def test_instructions_in_the_middle_reach_templates_that_take_them_first_only(
+    source: str, messages: str, prompt: str
+) -> None:
+    assert template(source).render(said(*messages.split())) == prompt
+
+
+def test_instructions_stay_where_the_template_takes_them() -> None:
+    prompt = template(CHATML).render(said("s:A", "u:B", "s:C", "d:D"))
+    assert prompt.count("<|im_start|>system") == 3
+    knowing = "{% for m in messages %}{% if m.role == 'developer' %}{{ m.content }}{% endif %}"
+    found = template(knowing + "{% endfor %}").render(said("u:A", "d:B", "s:C"))
+    assert found == "B\n\nC"  # this template shows only what a developer says
+
+
+def test_pictures_keep_their_places_beside_instructions() -> None:
+    image = MediaPart(Modality.IMAGE, "messages[0]")
+    message = ChatMessage(ChatRole.USER, "A", parts=(image, "A"))
+    shown = "{{ m.content if m.content is string else m.content | tojson }}"
+    source = STRICT.replace("{{ m.content }}", shown)
+    assert template(source).render([message, *said("s:B")]) == (
+        'u:[{"type": "image"}, {"type": "text", "text": "A"}, '
+        '{"type": "text", "text": "\\n\\n"}, {"type": "text", "text": "B"}]|'
+    )
 
 
 def test_the_tool_use_template_is_taken_when_there_are_tools() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from jinja2.exceptions import TemplateError
 
 from millstream_server.processor.text.messages import (
     ChatMessage,
+    ChatRole,
+    MediaPart,
     Tool,
     message_for_template,
     tool_for_template,
@@ -29,6 +31,10 @@ _MARK_BYTES = 12
 _PAIR = ("query", "document")
 """Roles of a reranker's messages."""
 NO_VARIABLES: Mapping[str, Any] = {}
+_INSTRUCTING = (ChatRole.SYSTEM, ChatRole.DEVELOPER)
+_BETWEEN = "\n\n"
+"""Between the texts of messages that become one."""
+_PROBE = "an instruction that comes later"
 _REASONING_KEYS = ("reasoning_content", ".thinking", ".reasoning")
 
 # What a template's own code can raise on messages that it doesn't support.
@@ -75,6 +81,8 @@ class ChatTemplate:
         self.takes_pairs = all(re.search(rf"['\"]{role}['\"]", default) for role in _PAIR)
         """Whether it is a reranker's, made for a query and a document."""
         self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
+        self._refused_later: dict[str, frozenset[ChatRole]] = {}
+        """By template, once a conversation needs it."""
         self.source = "\n".join(sources.values())
         """All templates' text, to look for words in."""
 
@@ -109,6 +117,8 @@ class ChatTemplate:
         if template is None:
             sentence = "this model has no chat template; use Complete with a prompt"
             raise UnsupportedFeatureError.of(field, sentence)
+        if any(message.role in _INSTRUCTING for message in messages[1:]):
+            messages = _with_system_first(messages, self._refused_behind_user(name))
         if continues:
             mark = f"END{os.urandom(_MARK_BYTES).hex()}"
             *before, last = messages
@@ -131,6 +141,25 @@ class ChatTemplate:
         }
         prompt = self._rendered(template, variables, field)
         return _before_mark(prompt, mark, last, continues) if continues else prompt
+
+    def _refused_behind_user(self, name: str) -> frozenset[ChatRole]:
+        """Return which of `_INSTRUCTING` may only come first: templates refuse or drop them."""
+        if name not in self._refused_later:
+            refused = [role for role in _INSTRUCTING if not self._shows_behind_user(name, role)]
+            self._refused_later[name] = frozenset(refused)
+        return self._refused_later[name]
+
+    def _shows_behind_user(self, name: str, role: ChatRole) -> bool:
+        developer = self._supports_developer[name]
+        said = [
+            message_for_template(message, supports_developer=developer)
+            for message in (ChatMessage(ChatRole.USER, "hi"), ChatMessage(role, _PROBE))
+        ]
+        variables = {**self._variables[name], "messages": said, "tools": None}
+        try:
+            return _PROBE in self._rendered(self._compiled[name], variables, "messages")
+        except InvalidRequestError:
+            return False
 
     def render_pair(self, query: str, document: str, instruction: str, field: str) -> str:
         """Render what `takes_pairs` is about; an empty instruction: the template's own.
@@ -180,6 +209,40 @@ class ChatTemplate:
         names = " or ".join(name for name, _ in choices)
         sentence = f"this model's chat template has no variable {names}"
         raise UnsupportedFeatureError.of(field, sentence)
+
+
+def _with_system_first(
+    messages: Sequence[ChatMessage], refused: Container[ChatRole | None]
+) -> Sequence[ChatMessage]:
+    """Return messages of which none of a role in ``refused`` is behind another role's.
+
+    Those that the conversation begins with become one. A later one becomes a user's, in its place,
+    so the next turn's prompt begins as this one. It is joined with a user's beside it, since such
+    templates often want the roles to alternate.
+    """
+    found: list[ChatMessage] = []
+    moved = False
+    """The last one found has one in it that became a user's."""
+    for message in messages:
+        last, instructs = found[-1] if found else None, message.role in refused
+        if last is None:
+            found.append(message)
+        elif instructs and last.role in _INSTRUCTING:
+            found[-1] = _joined(last, message)
+        elif last.role is ChatRole.USER and (instructs or (moved and message.role is last.role)):
+            found[-1] = _joined(last, message)
+            moved = True
+        else:
+            found.append(replace(message, role=ChatRole.USER) if instructs else message)
+            moved = instructs
+    return found
+
+
+def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    parts: tuple[str | MediaPart, ...] = ()
+    if first.parts or second.parts:
+        parts = (*(first.parts or (first.text,)), _BETWEEN, *(second.parts or (second.text,)))
+    return replace(first, text=f"{first.text}{_BETWEEN}{second.text}", parts=parts)
 
 
 def _reasoning_key(source: str) -> str:
