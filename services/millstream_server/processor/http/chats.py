@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from millstream_server.generation.sampling import Ability
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import (
     Caller,
@@ -68,14 +69,15 @@ async def send(core: ProcessorCore, turn: Turn, output: PulledOutput, call: Http
 def is_read(core: ProcessorCore, model: str, *, told_tools: bool, constrained: bool) -> bool:
     """Whether reasoning, text and calls are to be told apart in the answer.
 
-    Not where it can have one of them only: of JSON that a grammar makes from the first token on
-    (``constrained``), and of models that write text alone.
+    Not where it can have one of them only: of models that write text alone, and of an answer whose
+    text has to match something (``constrained``) if the engine can say so of a whole answer only.
     """
     if told_tools:
         return True
-    if constrained:
-        return False
     with contextlib.suppress(ServingError):  # the turn will say it
-        form = core.models.served(model).answer_format
+        served = core.models.served(model)
+        if constrained and Ability.STRUCTURAL_TAGS not in served.engine.abilities:
+            return False
+        form = served.answer_format
         return form is not None and bool(form.form.reasoning)
     return False
