@@ -239,12 +239,6 @@ async def test_json_of_a_schema_comes_behind_reasoning_where_the_engine_can_say_
     assert constraint.kind is kind
 
 
-async def test_models_are_listed(plain: InProcessProcessor) -> None:
-    async with client(plain.address) as openai:
-        (model,) = (await openai.models.list()).data
-    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "millstream")
-
-
 async def test_a_strict_tool_is_refused_where_the_engine_takes_no_grammar(
     front: InProcessProcessor,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,8 @@ from millstream_server.processor.http.chat_shape import ChatShape
 from millstream_server.processor.http.chats import Asked, is_read, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
-from millstream_server.processor.http.output import Events, Shape, Whole, encode
+from millstream_server.processor.http.model_list import ModelList
+from millstream_server.processor.http.output import Events, Shape, Whole
 from millstream_server.processor.output import PulledOutput
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server
@@ -34,26 +34,15 @@ class Door:
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
-        self._created = int(time.time())
 
     def register(self, server: Server) -> None:
         """Serve on the port that clients reach."""
         endpoints = [
             Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
             Endpoint("POST", "/v1/completions", self.complete, refuse),
-            Endpoint("GET", "/v1/models", self.models, refuse),
         ]
-        server.serve_http([*endpoints, *Anthropic(self._core).endpoints()], refuse)
-
-    async def models(self, _body: bytes, call: HttpCall) -> None:
-        """List what clients may name, aliases too."""
-        names = [
-            (name, model.name)
-            for model in self._core.models.status()
-            for name in (model.name, *model.aliases)
-        ]
-        data = [_Model(name, self._created, root) for name, root in names]
-        await call.write(encode(_Models(data)))
+        others = (*ModelList(self._core).endpoints(), *Anthropic(self._core).endpoints())
+        server.serve_http([*endpoints, *others], refuse)
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
         asked = schema.read(_CHATS, body)
@@ -126,16 +115,3 @@ def _prompt(given: str | list[Any]) -> str | Sequence[int]:
         return msgspec.convert(given, schema.Ids)
     except msgspec.ValidationError:
         raise InvalidRequestError.of("prompt", "must be a text or a list of token ids") from None
-
-
-class _Model(msgspec.Struct):
-    id: str
-    created: int
-    root: str
-    object: str = "model"
-    owned_by: str = "millstream"
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-    object: str = "list"
