@@ -16,11 +16,13 @@ from millstream_server.processor.conversation import (
     UserTurn,
 )
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import schema
+from millstream_server.processor.http.output import Events, Shape, Whole
 from millstream_server.processor.output import PulledOutput
 from millstream_server.processor.text.messages import ChatMessage, Tool
 from millstream_server.processor.turn import Turn
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
-from millstream_server.runtime.rpc.http import HttpCall
+from millstream_server.runtime.rpc.http import EVENTS, HttpCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,24 @@ class Asked:
     options: Options
     messages: Callable[[Conversation], tuple[ChatMessage, ...]]
     """Converts the messages; files in them count as held by the conversation."""
+
+
+def output_of(
+    shape: Shape, asked: schema.Generation, call: HttpCall, *, is_part: bool = False
+) -> Events | Whole:
+    """Make the output that a body asks for; ``is_part``: see `joined_output`.
+
+    Raises:
+        InvalidRequestError: it asks for an option of events, and for none.
+    """
+    if not asked.stream:
+        if asked.stream_options is not None:
+            raise InvalidRequestError.of("stream_options", "needs stream")
+        return Whole(shape, call.request_id, is_part=is_part)
+    call.respond(EVENTS)
+    given = asked.stream_options
+    usage = bool(given and given.include_usage)
+    return Events(shape, call.request_id, usage=usage, is_part=is_part)
 
 
 async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: HttpCall) -> None:
