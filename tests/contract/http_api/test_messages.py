@@ -13,6 +13,8 @@ import pytest_asyncio
 
 from millstream_server.engines.simulated import engine
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind
+from millstream_server.processor.http import anthropic_requests as requests
+from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import InProcessProcessor
 from tests.support.clients.http_api import ask
@@ -172,6 +174,17 @@ async def test_instructions_in_the_middle_and_none_for_billing(
         response = await ask(front.port, PATH, asked)
     assert response.status == 200
     assert prompts == ["system:Be kind.\nBe brief.|user:hi|system:Agents: none.|<think>"]
+
+
+def test_a_user_is_the_key_of_a_session() -> None:
+    def session(user: str | None) -> str:
+        metadata = schema.Metadata(user)
+        asked = schema.Messages(messages=[], max_tokens=1, metadata=metadata)
+        return requests.options_of(asked).session
+
+    assert session("a" * 500) == session("a" * 500) != session("b")
+    assert len(session("a" * 500)) <= 128
+    assert session(None) == ""
 
 
 async def test_json_of_a_schema_and_strict_tools_by_a_grammar(model: TextModel) -> None:

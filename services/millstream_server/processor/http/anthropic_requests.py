@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,15 @@ def options_of(asked: schema.Messages) -> Options:
         sampling=sampling,
         stops=tuple(asked.stop_sequences or ()),
         min_interval_s=0.0 if asked.stream else WHOLE_INTERVAL_S,
+        session=_session_of(asked.metadata),
     )
+
+
+def _session_of(metadata: schema.Metadata | None) -> str:
+    """Return the user as a session's key: Claude Code's has its session's id, and is longer."""
+    if metadata is None or not metadata.user_id:
+        return ""
+    return hashlib.sha256(metadata.user_id.encode()).hexdigest()
 
 
 def output_format_of(asked: schema.Count) -> schema.OutputFormat | None:

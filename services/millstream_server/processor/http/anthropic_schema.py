@@ -120,6 +120,12 @@ class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
 
 
+class Metadata(msgspec.Struct):
+    """What is known of the request."""
+
+    user_id: str | None = None
+
+
 class Count(msgspec.Struct, kw_only=True):
     """The body of /v1/messages/count_tokens."""
 
@@ -141,6 +147,7 @@ class Messages(Count, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    metadata: Metadata | None = None
     # Refused
     container: Any = None
     mcp_servers: list[Any] | None = None
