@@ -115,53 +115,61 @@ def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
     assert template(knowing).render([developer]) == "D"
 
 
-STRICT = (
+_ROLE = "{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-    "{{ raise_exception('system must be first') }}{% endif %}"
-    "{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+    "{{ raise_exception('system must be first') }}{% endif %}" + _ROLE
 )
 DROPPING = (
     "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
     "{{ m.role[0] }}:{{ m.content }}|{% endif %}{% endfor %}"
 )
+ALTERNATING = (
+    "{% set rest = messages %}{% if messages[0].role == 'system' %}s:{{ messages[0].content }}|"
+    "{% set rest = messages[1:] %}{% endif %}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}" + _ROLE
+)
 
 
-def said(*messages: str) -> list[ChatMessage]:
+def said(messages: str) -> list[ChatMessage]:
     """Make messages of ``ROLE:TEXT``, the role by its first letter."""
     roles = {role.value[0]: role for role in ChatRole}
-    return [ChatMessage(roles[message[0]], message[2:]) for message in messages]
+    return [ChatMessage(roles[message[0]], message[2:]) for message in messages.split()]
 
 
-@pytest.mark.parametrize("source", [STRICT, DROPPING])
 @pytest.mark.parametrize(
-    ("messages", "prompt"),
+    ("messages", "first", "alternating"),
     [
-        ("s:A d:B u:C", "s:A\n\nB|u:C|"),
-        ("u:A s:B", "u:A\n\nB|"),
-        ("u:A s:B u:C a:D u:E", "u:A\n\nB\n\nC|a:D|u:E|"),
-        ("s:A u:B u:C a:D s:E u:F", "s:A|u:B|u:C|a:D|u:E\n\nF|"),
-        ("u:A a:B t:C d:D", "u:A|a:B|t:C|u:D|"),
+        ("s:A d:B u:C", "s:A+B|u:C|", "s:A+B|u:C|"),
+        ("u:A s:B", "u:A|u:B|", "u:A+B|"),
+        ("u:A s:B u:C a:D u:E", "u:A|u:B|u:C|a:D|u:E|", "u:A+B+C|a:D|u:E|"),
+        ("s:A u:B u:C a:D s:E u:F", "s:A|u:B|u:C|a:D|u:E|u:F|", "s:A|u:B+C|a:D|u:E+F|"),
     ],
 )
-def test_instructions_in_the_middle_reach_templates_that_take_them_first_only(
-    source: str, messages: str, prompt: str
+def test_instructions_in_the_middle_and_users_in_a_row_reach_every_template(
+    messages: str, first: str, alternating: str
 ) -> None:
-    assert template(source).render(said(*messages.split())) == prompt
+    for source, prompt in ((FIRST, first), (DROPPING, first), (ALTERNATING, alternating)):
+        found = template(source)
+        for _ in range(2):  # what the template takes is kept
+            assert found.render(said(messages)).replace("\n\n", "+") == prompt
 
 
-def test_instructions_stay_where_the_template_takes_them() -> None:
-    prompt = template(CHATML).render(said("s:A", "u:B", "s:C", "d:D"))
+def test_they_stay_where_the_template_takes_them() -> None:
+    prompt = template(CHATML).render(said("s:A u:B u:C s:D d:E"))
     assert prompt.count("<|im_start|>system") == 3
-    knowing = "{% for m in messages %}{% if m.role == 'developer' %}{{ m.content }}{% endif %}"
-    found = template(knowing + "{% endfor %}").render(said("u:A", "d:B", "s:C"))
-    assert found == "B\n\nC"  # this template shows only what a developer says
+    assert prompt.count("<|im_start|>user") == 2
+    knowing = "{% for m in messages %}{% if m.role in ('user', 'developer', 'assistant') %}"
+    source = knowing + "{{ m.role[0] }}:{{ m.content }}|{% endif %}{% endfor %}"
+    assert template(source).render(said("u:A d:B s:C u:D")) == "u:A|d:B\n\nC|u:D|"
 
 
 def test_pictures_keep_their_places_beside_instructions() -> None:
     image = MediaPart(Modality.IMAGE, "messages[0]")
     message = ChatMessage(ChatRole.USER, "A", parts=(image, "A"))
     shown = "{{ m.content if m.content is string else m.content | tojson }}"
-    source = STRICT.replace("{{ m.content }}", shown)
+    source = ALTERNATING.replace("{{ m.content }}", shown)
     assert template(source).render([message, *said("s:B")]) == (
         'u:[{"type": "image"}, {"type": "text", "text": "A"}, '
         '{"type": "text", "text": "\\n\\n"}, {"type": "text", "text": "B"}]|'

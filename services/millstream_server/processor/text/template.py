@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,6 @@ NO_VARIABLES: Mapping[str, Any] = {}
 _INSTRUCTING = (ChatRole.SYSTEM, ChatRole.DEVELOPER)
 _BETWEEN = "\n\n"
 """Between the texts of messages that become one."""
-_PROBE = "an instruction that comes later"
 _REASONING_KEYS = ("reasoning_content", ".thinking", ".reasoning")
 
 # What a template's own code can raise on messages that it doesn't support.
@@ -81,8 +80,8 @@ class ChatTemplate:
         self.takes_pairs = all(re.search(rf"['\"]{role}['\"]", default) for role in _PAIR)
         """Whether it is a reranker's, made for a query and a document."""
         self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
-        self._refused_later: dict[str, frozenset[ChatRole]] = {}
-        """By template, once a conversation needs it."""
+        self._shown: dict[tuple[str, tuple[ChatRole, ...]], bool] = {}
+        """What `_shows` has found."""
         self.source = "\n".join(sources.values())
         """All templates' text, to look for words in."""
 
@@ -117,24 +116,16 @@ class ChatTemplate:
         if template is None:
             sentence = "this model has no chat template; use Complete with a prompt"
             raise UnsupportedFeatureError.of(field, sentence)
-        if any(message.role in _INSTRUCTING for message in messages[1:]):
-            messages = _with_system_first(messages, self._refused_behind_user(name))
+        if _is_unusual(messages):
+            messages = _fitted(messages, lambda *roles: self._shows(name, *roles))
         if continues:
             mark = f"END{os.urandom(_MARK_BYTES).hex()}"
             *before, last = messages
             messages = [*before, _marked(last, mark)]
-        shaped = [
-            message_for_template(
-                message,
-                supports_developer=self._supports_developer[name],
-                reasoning=self._reasoning[name],
-            )
-            for message in messages
-        ]
         variables = {
             **self._variables[name],
             **variables,
-            "messages": shaped,
+            "messages": self._shaped(name, messages),
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt and not continues,
@@ -142,24 +133,24 @@ class ChatTemplate:
         prompt = self._rendered(template, variables, field)
         return _before_mark(prompt, mark, last, continues) if continues else prompt
 
-    def _refused_behind_user(self, name: str) -> frozenset[ChatRole]:
-        """Return which of `_INSTRUCTING` may only come first: templates refuse or drop them."""
-        if name not in self._refused_later:
-            refused = [role for role in _INSTRUCTING if not self._shows_behind_user(name, role)]
-            self._refused_later[name] = frozenset(refused)
-        return self._refused_later[name]
+    def _shows(self, name: str, *roles: ChatRole) -> bool:
+        """Whether it takes messages of these roles, in this order, and shows the text of each."""
+        if (name, roles) not in self._shown:
+            said = [ChatMessage(role, f"text {index}") for index, role in enumerate(roles)]
+            variables = {**self._variables[name], "messages": self._shaped(name, said)}
+            try:
+                prompt = self._rendered(self._compiled[name], variables | {"tools": None}, "")
+            except InvalidRequestError:
+                prompt = ""
+            self._shown[name, roles] = all(message.text in prompt for message in said)
+        return self._shown[name, roles]
 
-    def _shows_behind_user(self, name: str, role: ChatRole) -> bool:
-        developer = self._supports_developer[name]
-        said = [
-            message_for_template(message, supports_developer=developer)
-            for message in (ChatMessage(ChatRole.USER, "hi"), ChatMessage(role, _PROBE))
+    def _shaped(self, name: str, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        developer, reasoning = self._supports_developer[name], self._reasoning[name]
+        return [
+            message_for_template(message, supports_developer=developer, reasoning=reasoning)
+            for message in messages
         ]
-        variables = {**self._variables[name], "messages": said, "tools": None}
-        try:
-            return _PROBE in self._rendered(self._compiled[name], variables, "messages")
-        except InvalidRequestError:
-            return False
 
     def render_pair(self, query: str, document: str, instruction: str, field: str) -> str:
         """Render what `takes_pairs` is about; an empty instruction: the template's own.
@@ -211,30 +202,37 @@ class ChatTemplate:
         raise UnsupportedFeatureError.of(field, sentence)
 
 
-def _with_system_first(
-    messages: Sequence[ChatMessage], refused: Container[ChatRole | None]
-) -> Sequence[ChatMessage]:
-    """Return messages of which none of a role in ``refused`` is behind another role's.
-
-    Those that the conversation begins with become one. A later one becomes a user's, in its place,
-    so the next turn's prompt begins as this one. It is joined with a user's beside it, since such
-    templates often want the roles to alternate.
-    """
-    found: list[ChatMessage] = []
-    moved = False
-    """The last one found has one in it that became a user's."""
+def _is_unusual(messages: Sequence[ChatMessage]) -> bool:
+    """Whether there are instructions in the middle, or users in a row: some templates take none."""
+    before: ChatRole | None = None
     for message in messages:
-        last, instructs = found[-1] if found else None, message.role in refused
-        if last is None:
-            found.append(message)
-        elif instructs and last.role in _INSTRUCTING:
+        role = message.role
+        if before is not None and (role in _INSTRUCTING or role is before is ChatRole.USER):
+            return True
+        before = role
+    return False
+
+
+def _fitted(messages: Sequence[ChatMessage], shows: Callable[..., bool]) -> Sequence[ChatMessage]:
+    """Return messages in an order that a template takes, of which ``shows`` tells by roles.
+
+    Instructions become one with those before, or else a user's, in their place: so the next turn's
+    prompt begins as this one.
+    """
+    user, answer = ChatRole.USER, ChatRole.ASSISTANT
+    found = list(messages[:1])
+    for message in messages[1:]:
+        last, role = found[-1], message.role
+        moved = role in _INSTRUCTING and not shows(user, answer, role, user)
+        if moved and last.role in _INSTRUCTING:
             found[-1] = _joined(last, message)
-        elif last.role is ChatRole.USER and (instructs or (moved and message.role is last.role)):
+            continue
+        if moved:
+            message = replace(message, role=user)  # noqa: PLW2901 - the same one, as it can be shown
+        if message.role is last.role is user and not shows(user, user):
             found[-1] = _joined(last, message)
-            moved = True
         else:
-            found.append(replace(message, role=ChatRole.USER) if instructs else message)
-            moved = instructs
+            found.append(message)
     return found
 
 
