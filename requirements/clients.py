@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = Path(__file__).with_name("clients.debian")
-NPM = ("generated/typescript", "tests/clients/web")
+NPM = ("generated/typescript", "tests/clients/http", "tests/clients/web")
 """Folders, from the repository's root, whose package-lock.json is installed."""
 # Also wait for another apt-get to end.
 _PATIENTLY = ["-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300"]

@@ -48,6 +48,18 @@ def test_the_route_leads_to_the_processors_service(render: Render) -> None:
     }
 
 
+def test_the_http_route_leads_there_too_without_a_time_limit(render: Render) -> None:
+    values = {"gateway": {"route": {"http": {"enabled": True, "paths": ["/v1", "/tokenize"]}}}}
+    manifests = render(values=merged(ON, values))
+    (grpc,), (http,) = objects(manifests, "GRPCRoute"), objects(manifests, "HTTPRoute")
+    (of_grpc,), (rule,) = grpc["spec"]["rules"], http["spec"]["rules"]
+    assert rule["backendRefs"] == of_grpc["backendRefs"]
+    assert http["spec"]["parentRefs"] == grpc["spec"]["parentRefs"]
+    assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/tokenize"]
+    assert rule["timeouts"] == {"request": "0s"}
+    assert not objects(render(values=ON), "HTTPRoute")
+
+
 def test_an_ingress_leads_to_the_processors_service(
     render: Render, kube_validate: Callable[[Sequence[Manifest], str], None]
 ) -> None:
@@ -97,6 +109,17 @@ def test_the_inference_pool_is_of_processors(render: Render) -> None:
     [
         ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.host is empty"),
         ({"gateway": {"route": {"parentRefs": []}}}, "gateway.route.parentRefs is empty"),
+        (
+            {"gateway": {"route": {"enabled": False, "http": {"enabled": True}}}},
+            "gateway.route.http.enabled is true, and gateway.route.enabled isn't",
+        ),
+        (
+            {
+                "gateway": {"route": {"http": {"enabled": True}}},
+                "processor": {"settings": {"http": False}},
+            },
+            "and processor.settings.http is false",
+        ),
         (
             {"gateway": {"inferencePool": {"endpointPicker": {"name": ""}}}},
             "name the service of the endpoint picker",

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 _PAGES = ("docs/", "services/", "tests/", "deploy/", "requirements/")
 _PAST = ("docs/adr/", "CHANGELOG.md")
 """They tell what was."""
-_OF_OTHERS = ("docs/clients/", "docs/coming-from.md", "docs/metrics.md")
+_OF_OTHERS = ("docs/agents.md", "docs/clients/", "docs/coming-from.md", "docs/metrics.md")
 """Full of the names of other languages, products and exporters; only classes and paths count."""
 _KUBERNETES = frozenset({"ImagePullBackOff"})
 _SOURCES = ("services", "proto", "tests", "deploy", "requirements", "pyproject.toml", "Makefile")

@@ -22,7 +22,7 @@ from millstream_server.processor.conversation import (
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.output import TurnOutput
+from millstream_server.processor.output import OutputCall, TurnOutput
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import (
     check,
@@ -118,7 +118,7 @@ class ProcessorCore:
         return prepared
 
     async def complete(
-        self, completion: Completion, caller: Caller, call: Call, output: TurnOutput
+        self, completion: Completion, caller: Caller, call: OutputCall, output: TurnOutput
     ) -> Turn:
         """Start a completion, whose ``output`` goes to ``call``.
 
@@ -178,7 +178,7 @@ class ProcessorCore:
         admission: Admission,
         asked: FrontRequest,
         *,
-        call: Call,
+        call: OutputCall,
         output: TurnOutput,
         media: TurnMedia | None = None,
         reading: Reading | None = None,

@@ -126,7 +126,7 @@ class Models:
                 raise InvalidRequestError.of(field, _which(self._able(task), task))
             self._check(found, task, field)
             return found
-        name = self._known(name)
+        name = self.known(name)
         self._check(name, task, field)
         return name
 
@@ -161,7 +161,7 @@ class Models:
             return [name for name, text in self._texts.items() if text and not self._does(name)]
         return able
 
-    def _known(self, name: str) -> str:
+    def known(self, name: str) -> str:
         """Return the model of a name or an alias.
 
         Raises:
@@ -230,7 +230,7 @@ class Models:
                 listed = ", ".join(with_text)
                 why = f"name one of {listed}" if listed else "no model here has a tokenizer"
                 raise InvalidRequestError.of(field, why)
-        name = self._known(name)
+        name = self.known(name)
         text = self._texts[name]
         if text is None:
             raise InvalidRequestError.of(field, f"{name!r} has no tokenizer here")

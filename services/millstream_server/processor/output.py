@@ -25,7 +25,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream_server.links.unread import overflow
 from millstream_server.processor.choice import MOST_TOKENS, Delta
@@ -33,7 +33,7 @@ from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 
 if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
-    from millstream_server.runtime.rpc.call import Call
+    from millstream_server.runtime.errors import ServingError
 
 _PERIOD_S = 0.02
 _BUSY = 0.75
@@ -100,6 +100,20 @@ class Pacer:
             self.interval_s = shrunk if shrunk >= _FIRST_STEP_S else 0.0
 
 
+class OutputCall(Protocol):
+    """What an output needs of its call; see `Call`."""
+
+    @property
+    def caller_key(self) -> str:
+        """See `Call`."""
+
+    def ready(self) -> None:
+        """See `Call`."""
+
+    def fail(self, failure: ServingError) -> None:
+        """See `Call`."""
+
+
 class TurnOutput:
     """When a turn's output is sent, and what waits for a client that doesn't read.
 
@@ -111,7 +125,7 @@ class TurnOutput:
                  "_starting", "_timer", "_turn", "_unread", "caller_key", "gathers",
                  "longest_interval_s", "over", "scheduled")  # fmt: skip
 
-    def begin(self, turn: Turn, call: Call) -> None:
+    def begin(self, turn: Turn, call: OutputCall) -> None:
         """Send the output of ``turn`` on ``call``; nothing is sent yet."""
         self.caller_key: Hashable = call.caller_key
         self._call = call

@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from millstream_server.processor.answer import Reading
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
-    from millstream_server.processor.output import Pacer, TurnOutput
+    from millstream_server.processor.output import OutputCall, Pacer, TurnOutput
     from millstream_server.processor.redispatch import Redispatcher
     from millstream_server.processor.successor import Redispatched
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan
-    from millstream_server.runtime.rpc.call import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +63,7 @@ class Turn:
         admission: Admission,
         parts: TurnParts,
         *,
-        call: Call,
+        call: OutputCall,
         output: TurnOutput,
         telemetry: TurnTelemetry,
         continuation: bool = False,

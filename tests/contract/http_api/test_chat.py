@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from millstream_server.engines.simulated import engine
-from millstream_server.generation.sampling import Ability
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import alphabet_model
 from millstream_testing.in_process import InProcessProcessor, suite
@@ -212,19 +212,31 @@ async def test_choices_and_logprobs_in_events(plain: InProcessProcessor) -> None
         assert [c["finish_reason"] for c in found][-1] == "length"
 
 
-async def test_json_of_a_schema_is_the_content_of_a_model_that_reasons(model: TextModel) -> None:
+@pytest.mark.parametrize(
+    ("abilities", "answer", "kind", "reasoning"),
+    [
+        (frozenset(Ability), "hm</think>{}", ConstraintKind.STRUCTURAL_TAG, "hm"),
+        (frozenset(Ability) - {Ability.STRUCTURAL_TAGS}, "{}", ConstraintKind.JSON_SCHEMA, None),
+    ],
+)
+async def test_json_of_a_schema_comes_behind_reasoning_where_the_engine_can_say_so(
+    model: TextModel,
+    abilities: frozenset[Ability],
+    answer: str,
+    kind: ConstraintKind,
+    reasoning: str | None,
+) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-    with mock.patch.object(engine, "_ABILITIES", frozenset(Ability)):
+    constraints: list[Constraint | None] = []
+    with mock.patch.object(engine, "_ABILITIES", abilities):
         async with serving(model) as front:
-            with saying(model, "{}"):
+            with saying(model, answer, constraints=constraints):
                 response = await ask(front.port, CHAT, {**HI, "response_format": schema})
-    assert response.json["choices"][0]["message"]["content"] == "{}"
-
-
-async def test_models_are_listed(plain: InProcessProcessor) -> None:
-    async with client(plain.address) as openai:
-        (model,) = (await openai.models.list()).data
-    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "millstream")
+    message = response.json["choices"][0]["message"]
+    assert (message["content"], message.get("reasoning")) == ("{}", reasoning)
+    (constraint,) = constraints
+    assert constraint is not None
+    assert constraint.kind is kind
 
 
 async def test_a_strict_tool_is_refused_where_the_engine_takes_no_grammar(

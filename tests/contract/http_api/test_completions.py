@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +12,20 @@ import pytest_asyncio
 
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import alphabet_model
-from millstream_testing.in_process import InProcessProcessor, suite
+from millstream_testing.in_process import ALPHABET, InProcessProcessor, suite
 from tests.support.clients.http_api import ask, client
+from tests.support.wire.http_service import post, raw
 
 PATH = "/v1/completions"
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    return TextModel.load(alphabet_model(tmp_path_factory.mktemp("plain") / "model"))
+
+
 @pytest_asyncio.fixture
-async def front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[InProcessProcessor]:
-    model = TextModel.load(alphabet_model(tmp_path_factory.mktemp("plain") / "model"))
+async def front(model: TextModel) -> AsyncIterator[InProcessProcessor]:
     async with suite(model) as (served, _):
         yield served
 
@@ -48,6 +55,45 @@ async def test_the_same_in_events(front: InProcessProcessor) -> None:
     assert [choice["finish_reason"] for choice in choices][-1] == "length"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_prompts_have_one_body(front: InProcessProcessor, *, stream: bool) -> None:
+    body = {"model": "tiny", "prompt": ["a", [70], "xyA"], "n": 2, "max_tokens": 3, "logprobs": 0}
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    response = await ask(front.port, PATH, {**body, **options})
+    said = response.events if stream else [response.json]
+    texts, tokens, reasons = (dict.fromkeys(range(6), "") for _ in range(3))
+    for choice in [choice for each in said for choice in each["choices"]]:
+        index = choice["index"]
+        texts[index] += choice["text"]
+        tokens[index] += "".join(choice["logprobs"]["tokens"]) if choice["logprobs"] else ""
+        reasons[index] += choice["finish_reason"] or ""
+    assert list(texts.values()) == ["bcd", "bcd", "efg", "efg", "BCD", "BCD"]
+    assert texts == tokens
+    assert set(reasons.values()) == {"length"}
+    assert len({each["id"] for each in said}) == 1
+    assert [each["usage"] is None for each in said] == [True] * (len(said) - 1) + [False]
+    usage = said[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 18)
+
+
+async def test_a_reader_that_leaves_frees_all_prompts(model: TextModel) -> None:
+    body = {"model": "tiny", "prompt": ["a"] * 3, "max_tokens": 400, "stream": True}
+    async with suite(model, replace(ALPHABET, step_s=0.02)) as (front, one):
+        async with raw(front.port) as wire:
+            wire.send(post(PATH, json.dumps(body).encode()))
+            await one.until_running(3)
+        await one.until_idle()
+        assert front.core.work.count == 0
+
+
+async def test_a_prompt_that_is_refused_ends_those_before_it(model: TextModel) -> None:
+    body = {"model": "tiny", "prompt": ["a", "a" * 600], "max_tokens": 400, "stream": True}
+    async with suite(model, replace(ALPHABET, step_s=0.02)) as (front, one):
+        response = await ask(front.port, PATH, body)
+        assert (response.status, response.json["error"]["param"]) == (400, "prompt[1]")
+        await one.until_idle()
+
+
 async def test_without_a_number_it_has_16_tokens(front: InProcessProcessor) -> None:
     response = await ask(front.port, PATH, {"model": "tiny", "prompt": "A"})
     assert response.json["choices"][0]["text"] == "BCDEFGHIJKLMNOPQ"
@@ -56,11 +102,14 @@ async def test_without_a_number_it_has_16_tokens(front: InProcessProcessor) -> N
 @pytest.mark.parametrize(
     ("changed", "param", "says"),
     [
-        ({"prompt": ["a", "b"]}, "prompt", "one prompt in a request"),
+        ({"prompt": ["a", 1]}, "prompt[1]", "a text or a list of token ids"),
+        ({"prompt": ["a", [100_000]]}, "prompt[1][0]", "0 to 439"),
+        ({"prompt": ["a"] * 129}, "prompt", "at most 128, not 129"),
         ({"prompt": [1, "b"]}, "prompt", "a text or a list of token ids"),
         ({"prompt": []}, "prompt", "a text or a list of token ids"),
         ({"prompt": [-1]}, "prompt", "a text or a list of token ids"),
         ({"prompt": [100_000]}, "prompt[0]", "0 to 439"),
+        ({"prompt": "a" * 600}, "prompt", "context length"),
         ({"echo": True}, "echo", "not supported by this server"),
         ({"suffix": "x"}, "suffix", "not supported by this server"),
         ({"best_of": 3}, "best_of", "must be n"),

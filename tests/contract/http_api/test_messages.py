@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest import mock
 
 import anthropic
 import pytest
 import pytest_asyncio
 
+from millstream_server.engines.simulated import engine
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind
+from millstream_server.processor.http import anthropic_requests as requests
+from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import InProcessProcessor
 from tests.support.clients.http_api import ask
@@ -107,6 +112,47 @@ async def test_history_system_and_results_reach_the_template(
     assert counted.input_tokens == len(prompt.encode())
 
 
+async def test_instructions_in_the_middle_and_none_for_billing(
+    front: InProcessProcessor, model: TextModel
+) -> None:
+    """As Claude Code sends them; what it counts for billing differs in each request."""
+    system = ["x-anthropic-billing-header: cc_version=2; cch=74943;", "Be kind.", "Be brief."]
+    asked = {
+        **HI,
+        "system": [{"type": "text", "text": text} for text in system],
+        "messages": [*HI["messages"], {"role": "system", "content": "Agents: none."}],
+    }
+    with saying(model, "hm</think>Hi.") as prompts:
+        response = await ask(front.port, PATH, asked)
+    assert response.status == 200
+    assert prompts == ["system:Be kind.\nBe brief.|user:hi|system:Agents: none.|<think>"]
+
+
+def test_a_user_is_the_key_of_a_session() -> None:
+    def session(user: str | None) -> str:
+        metadata = schema.Metadata(user)
+        asked = schema.Messages(messages=[], max_tokens=1, metadata=metadata)
+        return requests.options_of(asked).session
+
+    assert session("a" * 500) == session("a" * 500) != session("b")
+    assert len(session("a" * 500)) <= 128
+    assert session(None) == ""
+
+
+async def test_json_of_a_schema_and_strict_tools_by_a_grammar(model: TextModel) -> None:
+    form: Any = {"type": "json_schema", "schema": {"type": "object"}}
+    strict: Any = [{**TOOLS[0], "strict": True}]
+    constraints: list[Constraint | None] = []
+    with mock.patch.object(engine, "_ABILITIES", frozenset(Ability)):
+        async with serving(model) as served, client(served) as api:
+            with saying(model, "hm</think>{}", "hm</think>No.", constraints=constraints):
+                said = await api.messages.create(**HI, output_config={"format": form})
+                await api.messages.create(**HI, tools=strict)
+    thought, text = said.content
+    assert (thought.type, text.type, getattr(text, "text", "")) == ("thinking", "text", "{}")
+    assert [c and c.kind for c in constraints] == [ConstraintKind.STRUCTURAL_TAG] * 2
+
+
 @pytest.mark.parametrize(
     ("most", "stops", "reason", "sequence"),
     [
@@ -134,7 +180,20 @@ async def test_why_an_answer_ends(
     ("changed", "status", "kind", "says"),
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
-        ({"max_tokens": 9999}, 400, "invalid_request_error", "context length"),
+        # Claude Code reads the numbers of both.
+        ({"max_tokens": 9999}, 400, "invalid_request_error",
+         "input length and `max_tokens` exceed context limit: 15 + 9999 > 2048"),
+        ({"system": "A" * 3000}, 400, "invalid_request_error",
+         "prompt is too long: 3023 tokens > 2048 maximum"),
+        ({"tools": [{**TOOLS[1], "strict": True}]}, 400, "invalid_request_error",
+         "tools[0].strict: needs a grammar"),
+        ({"tools": [{"name": "f", "input_schema": {"$ref": "x"}}]}, 400, "invalid_request_error",
+         "tools[0].input_schema: must not refer"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "x"}}}}, 400,
+         "invalid_request_error", "output_config.format: json_schema must not refer"),
+        ({"messages": [{"role": "system", "content": [{"type": "image", "source": {
+            "type": "url", "url": "x"}}]}]}, 400, "invalid_request_error",
+         "messages[0].content[0]: must be text"),
         ({"model": "none"}, 404, "not_found_error", "GET /v1/models"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers: is not supported"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error",

@@ -11,7 +11,7 @@ licence 2.0; of each the newest version that is served is taken, without texts a
   prometheusrules}.yaml
 - KEDA 2.20: config/crd/bases/keda.sh_{scaledobjects,triggerauthentications}.yaml
 - Gateway API 1.6: config/crd/standard/gateway.networking.k8s.io_{grpcroutes,
-  backendtlspolicies}.yaml
+  httproutes,backendtlspolicies}.yaml
 - its inference extension 1.6: config/crd/bases/inference.networking.k8s.io_inferencepools.yaml
 
 Rules in CEL aren't checked by anything here: only an API server does.

@@ -6,7 +6,14 @@ import json
 
 import pytest
 
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.media.items import Modality
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ChatRole,
+    MediaPart,
+    Tool,
+    ToolCall,
+)
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.sandbox import compile_template
 from millstream_server.processor.text.template import ChatTemplate
@@ -108,24 +115,65 @@ def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
     assert template(knowing).render([developer]) == "D"
 
 
-_ALTERNATING = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+_ROLE = "{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
+FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('system must be first') }}{% endif %}" + _ROLE
 )
-_FORGETFUL = "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
+DROPPING = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "{{ m.role[0] }}:{{ m.content }}|{% endif %}{% endfor %}"
+)
+ALTERNATING = (
+    "{% set rest = messages %}{% if messages[0].role == 'system' %}s:{{ messages[0].content }}|"
+    "{% set rest = messages[1:] %}{% endif %}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}" + _ROLE
+)
+
+
+def said(messages: str) -> list[ChatMessage]:
+    """Make messages of ``ROLE:TEXT``, the role by its first letter."""
+    roles = {role.value[0]: role for role in ChatRole}
+    return [ChatMessage(roles[message[0]], message[2:]) for message in messages.split()]
 
 
 @pytest.mark.parametrize(
-    ("source", "late_developer", "two_users"),
-    [(CHATML, True, True), (_ALTERNATING, False, False), (_FORGETFUL, False, True)],
+    ("messages", "first", "alternating"),
+    [
+        ("s:A d:B u:C", "s:A+B|u:C|", "s:A+B|u:C|"),
+        ("u:A s:B", "u:A|u:B|", "u:A+B|"),
+        ("u:A s:B u:C a:D u:E", "u:A|u:B|u:C|a:D|u:E|", "u:A+B+C|a:D|u:E|"),
+        ("s:A u:B u:C a:D s:E u:F", "s:A|u:B|u:C|a:D|u:E|u:F|", "s:A|u:B+C|a:D|u:E+F|"),
+    ],
 )
-def test_what_a_template_shows(source: str, *, late_developer: bool, two_users: bool) -> None:
-    user = ChatRole.USER
-    found = template(source)
-    for _ in range(2):
-        order = (user, ChatRole.ASSISTANT, ChatRole.DEVELOPER, user)
-        assert found.shows(*order) is late_developer
-        assert found.shows(user, user) is two_users
+def test_instructions_in_the_middle_and_users_in_a_row_reach_every_template(
+    messages: str, first: str, alternating: str
+) -> None:
+    for source, prompt in ((FIRST, first), (DROPPING, first), (ALTERNATING, alternating)):
+        found = template(source)
+        for _ in range(2):  # what the template takes is kept
+            assert found.render(said(messages)).replace("\n\n", "+") == prompt
+
+
+def test_they_stay_where_the_template_takes_them() -> None:
+    prompt = template(CHATML).render(said("s:A u:B u:C s:D d:E"))
+    assert prompt.count("<|im_start|>system") == 3
+    assert prompt.count("<|im_start|>user") == 2
+    knowing = "{% for m in messages %}{% if m.role in ('user', 'developer', 'assistant') %}"
+    source = knowing + "{{ m.role[0] }}:{{ m.content }}|{% endif %}{% endfor %}"
+    assert template(source).render(said("u:A d:B s:C u:D")) == "u:A|d:B\n\nC|u:D|"
+
+
+def test_pictures_keep_their_places_beside_instructions() -> None:
+    image = MediaPart(Modality.IMAGE, "messages[0]")
+    message = ChatMessage(ChatRole.USER, "A", parts=(image, "A"))
+    shown = "{{ m.content if m.content is string else m.content | tojson }}"
+    source = ALTERNATING.replace("{{ m.content }}", shown)
+    assert template(source).render([message, *said("s:B")]) == (
+        'u:[{"type": "image"}, {"type": "text", "text": "A"}, '
+        '{"type": "text", "text": "\\n\\n"}, {"type": "text", "text": "B"}]|'
+    )
 
 
 def test_the_tool_use_template_is_taken_when_there_are_tools() -> None:

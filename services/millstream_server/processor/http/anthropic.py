@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 import msgspec
@@ -39,6 +40,15 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_TOO_LONG = re.compile(
+    r"(\d+) prompt tokens and max_tokens (\d+) exceed the context length of (\d+) tokens"
+)
+_RENAMED = (
+    ("].function.parameters", "].input_schema"),
+    ("].function.strict", "].strict"),
+    ("response_format", "output_config.format"),
+)
+"""Names of OpenAI's API as names of this one."""
 _PATHS = ConversationPaths("messages", "tools")
 
 
@@ -89,13 +99,14 @@ class Anthropic:
 
     def _is_read(self, asked: schema.Messages) -> bool:
         told = bool(asked.tools) and (asked.tool_choice is None or asked.tool_choice.type != "none")
-        return is_read(self._core, asked.model, told_tools=told, constrained=False)
+        constrained = requests.output_format_of(asked) is not None
+        return is_read(self._core, asked.model, told_tools=told, constrained=constrained)
 
 
 def refuse(failure: Failure) -> Refusal:
     """Return the response of a failure, as Anthropic's API says it."""
     status = status_of(failure)
-    error = {"type": _TYPES.get(status, "api_error"), "message": sentence(failure)}
+    error = {"type": _TYPES.get(status, "api_error"), "message": _sentence(failure)}
     body: dict[str, Any] = {"type": "error", "error": error}
     return Refusal(
         status=status,
@@ -103,3 +114,19 @@ def refuse(failure: Failure) -> Refusal:
         headers=retry_after(failure),
         event=event("error", error=error),
     )
+
+
+def _sentence(failure: Failure) -> str:
+    """Return what a failure says, in the names of this API.
+
+    Clients read the numbers of a context that is too small, and try again with less.
+    """
+    said = sentence(failure)
+    if (found := _TOO_LONG.search(said)) is not None:
+        prompt, most, context = map(int, found.groups())
+        if prompt >= context:
+            return f"prompt is too long: {prompt} tokens > {context} maximum"
+        return f"input length and `max_tokens` exceed context limit: {prompt} + {most} > {context}"
+    for name, here in _RENAMED:
+        said = said.replace(name, here)
+    return said

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.media.items import Modality
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Conversation, Options
@@ -25,6 +28,10 @@ from millstream_server.processor.text.messages import (
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
+_NO_INSTRUCTION = "x-anthropic-billing-header:"
+"""Begins a block that Claude Code puts first and changes from request to request: left in, no KV
+cache would be hit."""
+
 Parts = tuple[str | MediaPart, ...]
 
 
@@ -34,12 +41,28 @@ def options_of(asked: schema.Messages) -> Options:
     for name in ("temperature", "top_p", "top_k"):
         if (value := getattr(asked, name)) is not None:
             sampling[name] = value
+    if (form := output_format_of(asked)) is not None:
+        text = bytes(form.schema).decode()
+        sampling["constraint"] = Constraint(ConstraintKind.JSON_SCHEMA, text)
     return Options(
         path="",
         sampling=sampling,
         stops=tuple(asked.stop_sequences or ()),
         min_interval_s=0.0 if asked.stream else WHOLE_INTERVAL_S,
+        session=_session_of(asked.metadata),
     )
+
+
+def _session_of(metadata: schema.Metadata | None) -> str:
+    """Return the user as a session's key: Claude Code's has its session's id, and is longer."""
+    if metadata is None or not metadata.user_id:
+        return ""
+    return hashlib.sha256(metadata.user_id.encode()).hexdigest()
+
+
+def output_format_of(asked: schema.Count) -> schema.OutputFormat | None:
+    """Return what the answer's text has to be; None: anything."""
+    return asked.output_config.format if asked.output_config else None
 
 
 def answers_of(
@@ -65,31 +88,41 @@ def answers_of(
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         must_call=must_call,
         only=only,
-        variables=_variables(asked.thinking, template),
+        variables=_variables(asked, template),
     )
 
 
 def _variables(
-    thinking: schema.Thinking | None, template: ChatTemplate | None
+    asked: schema.Count, template: ChatTemplate | None
 ) -> Mapping[str, Sequence[tuple[str, Any]]]:
     """Return what the template calls reasoning; nothing if it doesn't let one choose.
 
     Clients ask for it of every model.
     """
-    if thinking is None or template is None:
+    if template is None:
         return {}
-    on = thinking.type != "disabled"
-    names = [("enable_thinking", on), ("thinking", on)]
-    try:
-        return {"thinking": [template.variable(names, "thinking")]}
-    except UnsupportedFeatureError:
-        return {}
+    wanted: dict[str, Sequence[tuple[str, Any]]] = {}
+    if asked.thinking is not None:
+        on = asked.thinking.type != "disabled"
+        wanted["thinking"] = [("enable_thinking", on), ("thinking", on)]
+    if asked.output_config is not None and asked.output_config.effort is not None:
+        wanted["output_config.effort"] = [("reasoning_effort", asked.output_config.effort)]
+    found: dict[str, Sequence[tuple[str, Any]]] = {}
+    for field, names in wanted.items():
+        with contextlib.suppress(UnsupportedFeatureError):
+            found[field] = [template.variable(names, field)]
+    return found
 
 
 def tools_of(asked: schema.Count) -> list[Tool]:
     """Convert the tools; the schemas stay as they were written."""
     return [
-        Tool(tool.name, tool.description or "", schema_text(bytes(tool.input_schema)))
+        Tool(
+            tool.name,
+            tool.description or "",
+            schema_text(bytes(tool.input_schema)),
+            bool(tool.strict),
+        )
         for tool in asked.tools or ()
     ]
 
@@ -107,20 +140,31 @@ def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple
         raise InvalidRequestError.of("messages", f"1 to {MAX_MESSAGES} are needed")
     found: list[ChatMessage] = []
     if asked.system:
-        text = asked.system
-        if not isinstance(text, str):
-            text = "\n".join([block.text for block in text])
-        found.append(ChatMessage(ChatRole.SYSTEM, text, field="system"))
+        found.append(_system(asked.system, "system", "system"))
     for index, message in enumerate(asked.messages):
         path = f"messages[{index}]"
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [schema.TextBlock(blocks)]
-        if message.role == "assistant":
+        if message.role == "system":
+            found.append(_system(blocks, path, f"{path}.content"))
+        elif message.role == "assistant":
             found.append(_assistant(blocks, path))
         else:
             found += _user(blocks, path, conversation)
     return tuple(found)
+
+
+def _system(said: str | Sequence[schema.Block], path: str, at: str) -> ChatMessage:
+    """Convert instructions; ``at`` is the path of their blocks."""
+    blocks = [schema.TextBlock(said)] if isinstance(said, str) else said
+    texts: list[str] = []
+    for index, block in enumerate(blocks):
+        if not isinstance(block, schema.TextBlock):
+            raise InvalidRequestError.of(f"{at}[{index}]", "must be text")
+        if not block.text.startswith(_NO_INSTRUCTION):
+            texts.append(block.text)
+    return ChatMessage(ChatRole.SYSTEM, "\n".join(texts), field=path)
 
 
 def _assistant(blocks: Sequence[schema.Block], path: str) -> ChatMessage:

@@ -79,7 +79,7 @@ Block = (
 class Message(msgspec.Struct):
     """A message of the conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -89,6 +89,7 @@ class Tool(msgspec.Struct):
     name: str
     description: str | None = None
     input_schema: msgspec.Raw = msgspec.Raw(b"")
+    strict: bool | None = None
     type: Literal["custom"] | None = None
 
 
@@ -103,7 +104,26 @@ class ToolChoice(msgspec.Struct):
 class Thinking(msgspec.Struct):
     """Whether the model reasons. How much, in tokens, is ignored."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+
+
+class OutputFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """What the answer's text has to be."""
+
+    schema: msgspec.Raw
+
+
+class OutputConfig(msgspec.Struct):
+    """How the answer is made."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(msgspec.Struct):
+    """What is known of the request."""
+
+    user_id: str | None = None
 
 
 class Count(msgspec.Struct, kw_only=True):
@@ -115,6 +135,7 @@ class Count(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class Messages(Count, kw_only=True):
@@ -126,6 +147,7 @@ class Messages(Count, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    metadata: Metadata | None = None
     # Refused
     container: Any = None
     mcp_servers: list[Any] | None = None

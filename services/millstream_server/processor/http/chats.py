@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from millstream_server.generation.sampling import Ability
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import (
     Caller,
@@ -15,11 +16,13 @@ from millstream_server.processor.conversation import (
     UserTurn,
 )
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import schema
+from millstream_server.processor.http.output import Events, Shape, Whole
 from millstream_server.processor.output import PulledOutput
 from millstream_server.processor.text.messages import ChatMessage, Tool
 from millstream_server.processor.turn import Turn
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
-from millstream_server.runtime.rpc.http import HttpCall
+from millstream_server.runtime.rpc.http import EVENTS, HttpCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,24 @@ class Asked:
     """Converts the messages; files in them count as held by the conversation."""
     field: str = "messages"
     """What the body calls them."""
+
+
+def output_of(
+    shape: Shape, asked: schema.Generation, call: HttpCall, *, is_part: bool = False
+) -> Events | Whole:
+    """Make the output that a body asks for; ``is_part``: see `joined_output`.
+
+    Raises:
+        InvalidRequestError: it asks for an option of events, and for none.
+    """
+    if not asked.stream:
+        if asked.stream_options is not None:
+            raise InvalidRequestError.of("stream_options", "needs stream")
+        return Whole(shape, call.request_id, is_part=is_part)
+    call.respond(EVENTS)
+    given = asked.stream_options
+    usage = bool(given and given.include_usage)
+    return Events(shape, call.request_id, usage=usage, is_part=is_part)
 
 
 async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: HttpCall) -> None:
@@ -70,14 +91,15 @@ async def send(core: ProcessorCore, turn: Turn, output: PulledOutput, call: Http
 def is_read(core: ProcessorCore, model: str, *, told_tools: bool, constrained: bool) -> bool:
     """Whether reasoning, text and calls are to be told apart in the answer.
 
-    Not where it can have one of them only: of JSON that a grammar makes from the first token on
-    (``constrained``), and of models that write text alone.
+    Not where it can have one of them only: of models that write text alone, and of an answer whose
+    text has to match something (``constrained``) if the engine can say so of a whole answer only.
     """
     if told_tools:
         return True
-    if constrained:
-        return False
     with contextlib.suppress(ServingError):  # the turn will say it
-        form = core.models.served(model).answer_format
+        served = core.models.served(model)
+        if constrained and Ability.STRUCTURAL_TAGS not in served.engine.abilities:
+            return False
+        form = served.answer_format
         return form is not None and bool(form.form.reasoning)
     return False

@@ -36,14 +36,17 @@ class CompletionShape:
     prefix = "cmpl-"
     kinds = ("text_completion", "text_completion")
 
-    def __init__(self) -> None:
-        """Nothing was noted yet."""
+    def __init__(self, first: int = 0) -> None:
+        """Give the turn's choices the indices from ``first`` on; nothing was noted yet."""
+        self._first = first
         self._logprobs: dict[int, _Logprobs] = {}
         self._chars: dict[int, int] = {}
         """How long the texts of tokens are so far, by choice."""
 
     def event_parts(self, index: int) -> tuple[bytes, bytes]:
-        return b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}'
+        return b'{"index":%d,"text":' % (
+            self._first + index
+        ), b',"logprobs":null,"finish_reason":null}'
 
     def choices(self, delta: Delta, turn: Turn, *, first: bool) -> Iterator[bytes]:
         finish = FINISH[delta.finish_reason] if delta.finish_reason else None
@@ -51,7 +54,7 @@ class CompletionShape:
         if delta.logprobs:
             logprobs = self._of(delta.index, delta.logprobs, turn.text_model)
         if delta.text or logprobs or finish or first:
-            yield encode(_Choice(delta.index, delta.text, logprobs, finish))
+            yield encode(_Choice(self._first + delta.index, delta.text, logprobs, finish))
 
     def note(self, delta: Delta, turn: Turn) -> None:
         if not delta.logprobs:
@@ -66,7 +69,7 @@ class CompletionShape:
     def whole(self, choice: Choice) -> bytes:
         finish = FINISH[choice.finish_reason] if choice.finish_reason else None
         logprobs = self._logprobs.get(choice.index)
-        return encode(_Choice(choice.index, choice.text, logprobs, finish))
+        return encode(_Choice(self._first + choice.index, choice.text, logprobs, finish))
 
     def _of(self, index: int, entries: Sequence[TokenLogprob], text: TextModel) -> _Logprobs:
         made, at = _Logprobs(), self._chars.get(index, 0)

@@ -1,66 +1,40 @@
-"""The endpoints: a request of HTTP becomes a conversation or a completion of the pipeline."""
+"""The endpoints, and /v1/chat/completions: a body becomes a conversation of the pipeline."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Any
-
 import msgspec
 
-from millstream_server.generation.request import LogprobOptions
-from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
-from millstream_server.processor.http.chats import Asked, is_read, run, send
-from millstream_server.processor.http.completion_shape import CompletionShape
+from millstream_server.processor.http.chats import Asked, is_read, output_of, run
+from millstream_server.processor.http.completions import Completions
 from millstream_server.processor.http.errors import refuse
-from millstream_server.processor.http.output import Events, Shape, Whole, encode
+from millstream_server.processor.http.model_list import ModelList
 from millstream_server.processor.http.responses import ResponsesApi
-from millstream_server.processor.output import PulledOutput
-from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server
-from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall
+from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
 _CHATS = msgspec.json.Decoder(schema.Chat)
-_COMPLETIONS = msgspec.json.Decoder(schema.Completion)
-_DEFAULT_MAX_TOKENS = 16
-"""Of a completion that names none, as OpenAI has it."""
 
 
 class Door:
-    """Serves OpenAI's chats and completions, and registers the other APIs; one per process."""
+    """Serves chats, and registers all other endpoints; one per process."""
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
-        self._created = int(time.time())
 
     def register(self, server: Server) -> None:
         """Serve on the port that clients reach."""
-        endpoints = [
-            Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
-            Endpoint("POST", "/v1/completions", self.complete, refuse),
-            Endpoint("GET", "/v1/models", self.models, refuse),
-        ]
-        apis = (ResponsesApi(self._core), Anthropic(self._core))
-        more = [endpoint for api in apis for endpoint in api.endpoints()]
-        server.serve_http([*endpoints, *more], refuse)
-
-    async def models(self, _body: bytes, call: HttpCall) -> None:
-        """List what clients may name, aliases too."""
-        names = [
-            (name, model.name)
-            for model in self._core.models.status()
-            for name in (model.name, *model.aliases)
-        ]
-        data = [_Model(name, self._created, root) for name, root in names]
-        await call.write(encode(_Models(data)))
+        endpoints = [Endpoint("POST", "/v1/chat/completions", self.chat, refuse)]
+        for others in (Completions, ModelList, ResponsesApi, Anthropic):
+            endpoints += others(self._core).endpoints()
+        server.serve_http(endpoints, refuse)
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
         asked = schema.read(_CHATS, body)
-        output = _output(ChatShape(), asked, call)
+        output = output_of(ChatShape(), asked, call)
         chat = Asked(
             model=asked.model,
             tools=requests.tools_of(asked),
@@ -75,70 +49,3 @@ class Door:
         form = asked.response_format
         constrained = form is not None and form.type != "text"
         return is_read(self._core, asked.model, told_tools=told, constrained=constrained)
-
-    async def complete(self, body: bytes, call: HttpCall) -> None:
-        asked = schema.read(_COMPLETIONS, body)
-        core = self._core
-        with core.front.call():
-            output = _output(CompletionShape(), asked, call)
-            completion = _completion(asked, call.request_id)
-            turn = await core.complete(completion, Caller.of(call), call, output)
-            await send(core, turn, output, call)
-
-
-def _output(shape: Shape, asked: schema.Generation, call: HttpCall) -> PulledOutput:
-    if not asked.stream:
-        if asked.stream_options is not None:
-            raise InvalidRequestError.of("stream_options", "needs stream")
-        return Whole(shape, call.request_id)
-    call.respond(EVENTS)
-    given = asked.stream_options
-    return Events(shape, call.request_id, usage=bool(given and given.include_usage))
-
-
-def _completion(asked: schema.Completion, request_id: str) -> Completion:
-    n = 1 if asked.n is None else asked.n
-    if asked.best_of not in (None, n):
-        raise InvalidRequestError.of("best_of", "must be n, or left out")
-    most = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
-    logprobs = None
-    if asked.logprobs is not None:
-        logprobs = LogprobOptions(top=requests.checked_top(asked.logprobs, "logprobs"))
-    options = requests.options_of(asked, {"max_new_tokens": most}, logprobs=logprobs)
-    return Completion(
-        model=asked.model,
-        request_id=request_id,
-        prompt=_prompt(asked.prompt),
-        options=options,
-    )
-
-
-def _prompt(given: str | list[Any]) -> str | Sequence[int]:
-    """Return the one prompt.
-
-    Raises:
-        InvalidRequestError: there are several, or it is neither text nor token ids.
-    """
-    if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
-        given = given[0]  # a list of one prompt
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list) and given and isinstance(given[0], str | list):
-        raise InvalidRequestError.of("prompt", "one prompt in a request; send several requests")
-    try:
-        return msgspec.convert(given, schema.Ids)
-    except msgspec.ValidationError:
-        raise InvalidRequestError.of("prompt", "must be a text or a list of token ids") from None
-
-
-class _Model(msgspec.Struct):
-    id: str
-    created: int
-    root: str
-    object: str = "model"
-    owned_by: str = "millstream"
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-    object: str = "list"

@@ -67,11 +67,15 @@ class Shape(Protocol):
 class _Output(PulledOutput):
     """What both have in common."""
 
-    __slots__ = ("_head", "_request_id", "_shape")
+    __slots__ = ("_head", "_is_part", "_request_id", "_shape")
 
-    def __init__(self, shape: Shape, request_id: str, kind: str) -> None:
-        """Write as ``shape`` does; ``kind`` is the value of `object`."""
+    def __init__(self, shape: Shape, request_id: str, kind: str, *, is_part: bool) -> None:
+        """Write as ``shape`` does; ``kind`` is the value of `object`.
+
+        ``is_part``: others are sent with it (`joined_output`), so it writes its choices only.
+        """
         super().__init__()
+        self._is_part = is_part
         self._shape = shape
         self._request_id = request_id
         self._head = Head("", kind, int(time.time()), "")
@@ -89,9 +93,11 @@ class Events(_Output):
 
     __slots__ = ("_after", "_before", "_begun", "_end_of_event", "_quick_parts", "_usage")
 
-    def __init__(self, shape: Shape, request_id: str, *, usage: bool) -> None:
+    def __init__(
+        self, shape: Shape, request_id: str, *, usage: bool, is_part: bool = False
+    ) -> None:
         """Write as ``shape`` does; with ``usage`` it comes last, and as null before."""
-        super().__init__(shape, request_id, shape.kinds[0])
+        super().__init__(shape, request_id, shape.kinds[0], is_part=is_part)
         self._usage = usage
         self._begun: set[int] = set()
         self._before = b""
@@ -120,11 +126,15 @@ class Events(_Output):
             ]
         if complete:
             self._end(turn)
-            if self._usage:
-                usage = usage_of(turn.usage())
-                events.append(b'%b,"choices":[],"usage":%b}\n\n' % (self._before, usage))
-            events.append(DONE)
+            if not self._is_part:
+                events.append(self.end(turn.usage()))
         return (b"".join(events) or None,)
+
+    def end(self, usage: Usage) -> bytes:
+        """Write what comes behind the choices."""
+        if not self._usage:
+            return DONE
+        return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._before, usage_of(usage), DONE)
 
 
 class Whole(_Output):
@@ -132,9 +142,9 @@ class Whole(_Output):
 
     __slots__ = ()
 
-    def __init__(self, shape: Shape, request_id: str) -> None:
+    def __init__(self, shape: Shape, request_id: str, *, is_part: bool = False) -> None:
         """Write as ``shape`` does."""
-        super().__init__(shape, request_id, shape.kinds[1])
+        super().__init__(shape, request_id, shape.kinds[1], is_part=is_part)
 
     def _of_text(self, text: str, tokens: int) -> Any:
         return None  # the choice keeps it
@@ -146,8 +156,12 @@ class Whole(_Output):
             return (None,)
         self._end(turn)
         choices = b",".join([self._shape.whole(choice) for choice in turn.choices])
-        usage = usage_of(turn.usage())
-        return (b'%b,"choices":[%b],"usage":%b}' % (self._begin_head(turn), choices, usage),)
+        return (choices if self._is_part else self.body(choices, turn, turn.usage()),)
+
+    def body(self, choices: bytes, turn: Turn, usage: Usage) -> bytes:
+        """Write the body; the choices are written already."""
+        head = self._begin_head(turn)
+        return b'%b,"choices":[%b],"usage":%b}' % (head, choices, usage_of(usage))
 
 
 class _PromptDetails(msgspec.Struct):

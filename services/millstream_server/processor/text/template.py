@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from jinja2.exceptions import TemplateError
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
+    MediaPart,
     Tool,
     message_for_template,
     tool_for_template,
@@ -30,6 +31,9 @@ _MARK_BYTES = 12
 _PAIR = ("query", "document")
 """Roles of a reranker's messages."""
 NO_VARIABLES: Mapping[str, Any] = {}
+_INSTRUCTING = (ChatRole.SYSTEM, ChatRole.DEVELOPER)
+_BETWEEN = "\n\n"
+"""Between the texts of messages that become one."""
 _REASONING_KEYS = ("reasoning_content", ".thinking", ".reasoning")
 
 # What a template's own code can raise on messages that it doesn't support.
@@ -76,10 +80,10 @@ class ChatTemplate:
         self.takes_pairs = all(re.search(rf"['\"]{role}['\"]", default) for role in _PAIR)
         """Whether it is a reranker's, made for a query and a document."""
         self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
+        self._shown: dict[tuple[str, tuple[ChatRole, ...]], bool] = {}
+        """What `_shows` has found."""
         self.source = "\n".join(sources.values())
         """All templates' text, to look for words in."""
-        self._shown: dict[tuple[ChatRole, ...], bool] = {}
-        """What `shows` has found."""
 
     @property
     def available(self) -> bool:
@@ -112,22 +116,16 @@ class ChatTemplate:
         if template is None:
             sentence = "this model has no chat template; use Complete with a prompt"
             raise UnsupportedFeatureError.of(field, sentence)
+        if _is_unusual(messages):
+            messages = _fitted(messages, lambda *roles: self._shows(name, *roles))
         if continues:
             mark = f"END{os.urandom(_MARK_BYTES).hex()}"
             *before, last = messages
             messages = [*before, _marked(last, mark)]
-        shaped = [
-            message_for_template(
-                message,
-                supports_developer=self._supports_developer[name],
-                reasoning=self._reasoning[name],
-            )
-            for message in messages
-        ]
         variables = {
             **self._variables[name],
             **variables,
-            "messages": shaped,
+            "messages": self._shaped(name, messages),
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt and not continues,
@@ -135,16 +133,24 @@ class ChatTemplate:
         prompt = self._rendered(template, variables, field)
         return _before_mark(prompt, mark, last, continues) if continues else prompt
 
-    def shows(self, *roles: ChatRole) -> bool:
+    def _shows(self, name: str, *roles: ChatRole) -> bool:
         """Whether it takes messages of these roles, in this order, and shows the text of each."""
-        if roles not in self._shown:
+        if (name, roles) not in self._shown:
             said = [ChatMessage(role, f"text {index}") for index, role in enumerate(roles)]
+            variables = {**self._variables[name], "messages": self._shaped(name, said)}
             try:
-                prompt = self.render(said)
+                prompt = self._rendered(self._compiled[name], variables | {"tools": None}, "")
             except InvalidRequestError:
                 prompt = ""
-            self._shown[roles] = all(message.text in prompt for message in said)
-        return self._shown[roles]
+            self._shown[name, roles] = all(message.text in prompt for message in said)
+        return self._shown[name, roles]
+
+    def _shaped(self, name: str, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        developer, reasoning = self._supports_developer[name], self._reasoning[name]
+        return [
+            message_for_template(message, supports_developer=developer, reasoning=reasoning)
+            for message in messages
+        ]
 
     def render_pair(self, query: str, document: str, instruction: str, field: str) -> str:
         """Render what `takes_pairs` is about; an empty instruction: the template's own.
@@ -194,6 +200,47 @@ class ChatTemplate:
         names = " or ".join(name for name, _ in choices)
         sentence = f"this model's chat template has no variable {names}"
         raise UnsupportedFeatureError.of(field, sentence)
+
+
+def _is_unusual(messages: Sequence[ChatMessage]) -> bool:
+    """Whether there are instructions in the middle, or users in a row: some templates take none."""
+    before: ChatRole | None = None
+    for message in messages:
+        role = message.role
+        if before is not None and (role in _INSTRUCTING or role is before is ChatRole.USER):
+            return True
+        before = role
+    return False
+
+
+def _fitted(messages: Sequence[ChatMessage], shows: Callable[..., bool]) -> Sequence[ChatMessage]:
+    """Return messages in an order that a template takes, of which ``shows`` tells by roles.
+
+    Instructions become one with those before, or else a user's, in their place: so the next turn's
+    prompt begins as this one.
+    """
+    user, answer = ChatRole.USER, ChatRole.ASSISTANT
+    found = list(messages[:1])
+    for message in messages[1:]:
+        last, role = found[-1], message.role
+        moved = role in _INSTRUCTING and not shows(user, answer, role, user)
+        if moved and last.role in _INSTRUCTING:
+            found[-1] = _joined(last, message)
+            continue
+        if moved:
+            message = replace(message, role=user)  # noqa: PLW2901 - the same one, as it can be shown
+        if message.role is last.role is user and not shows(user, user):
+            found[-1] = _joined(last, message)
+        else:
+            found.append(message)
+    return found
+
+
+def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    parts: tuple[str | MediaPart, ...] = ()
+    if first.parts or second.parts:
+        parts = (*(first.parts or (first.text,)), _BETWEEN, *(second.parts or (second.text,)))
+    return replace(first, text=f"{first.text}{_BETWEEN}{second.text}", parts=parts)
 
 
 def _reasoning_key(source: str) -> str:

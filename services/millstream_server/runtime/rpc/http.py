@@ -67,6 +67,8 @@ class HttpCall(Call, Protocol):
     verb: str
     route: str
     """The endpoint's path; empty: the server has none like the request's."""
+    path: str
+    """As it was sent, without the query."""
     query: str
     status: int
     """Of the response that was sent; 0: none was."""
@@ -100,6 +102,7 @@ class Endpoint:
 
     verb: str
     path: str
+    """One that ends in `{NAME}` is for all paths that begin with what stands before that."""
     serve: Serve
     refuse: Refuse
 
@@ -131,10 +134,11 @@ class Endpoints:
             for each in endpoints
         }
         self._paths = sorted({each.path for each in endpoints})
+        self._folders = [key for key in self._found if key[1].endswith("}")]
 
     def find(self, verb: str, path: str) -> tuple[Endpoint, Method]:
         """Return what serves a request; what there isn't ends with an error after the layers."""
-        found = self._found.get((verb, path))
+        found = self._found.get((verb, path)) or self._below(verb, path)
         if found is not None:
             return found
         why = f"this server has no {verb} {path[:_LONGEST_PATH]}; it serves "
@@ -144,6 +148,12 @@ class Endpoints:
 
         endpoint = Endpoint(verb, "", fail, self._refuse)
         return endpoint, self._rpcs.method(_name("other"), endpoint)
+
+    def _below(self, verb: str, path: str) -> tuple[Endpoint, Method] | None:
+        for key in self._folders:
+            if key[0] == verb and path.startswith(key[1].partition("{")[0]):
+                return self._found[key]
+        return None
 
 
 def _name(path: str) -> str:

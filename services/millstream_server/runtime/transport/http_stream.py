@@ -70,7 +70,7 @@ class Body(Inbox):
 class HttpStream(Stream):
     """A `runtime.rpc.http.HttpCall`."""
 
-    __slots__ = ("query", "refuse", "request_id", "route", "verb")
+    __slots__ = ("path", "query", "refuse", "request_id", "route", "verb")
 
     sender: BodySender
 
@@ -84,7 +84,7 @@ class HttpStream(Stream):
         """Serve a request by what was ``found`` for it."""
         endpoint, method = found
         self.verb, self.route = asked.verb, endpoint.path
-        self.query = asked.target.partition("?")[2]
+        self.path, _, self.query = asked.target.partition("?")
         self.request_id = request_id_of(asked.metadata)
         self.refuse = endpoint.refuse
         super().__init__(connection, stream_id, RequestHead(method.name, metadata=asked.metadata),

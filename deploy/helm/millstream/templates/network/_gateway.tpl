@@ -13,6 +13,12 @@ gateway.route.enabled is true, and gateway.route.parentRefs is empty; name the g
 gateway.route.enabled is true, and the Processor serves with TLS; make a BackendTLSPolicy for its service, so that the gateway connects with TLS, and then set gateway.route.backendTls=true
 {{- end -}}
 {{- end -}}
+{{- if and $route.http.enabled (not $route.enabled) }}
+gateway.route.http.enabled is true, and gateway.route.enabled isn't; set it to true
+{{- end -}}
+{{- if and $route.http.enabled (eq (dig "settings" "http" true .Values.processor | toString) "false") }}
+gateway.route.http.enabled is true, and processor.settings.http is false; set one of them the other way
+{{- end -}}
 {{- if $pool.enabled -}}
 {{- if not ($apis.Has "inference.networking.k8s.io/v1/InferencePool") }}
 gateway.inferencePool.enabled is true, and the cluster has no InferencePool; install the Gateway API Inference Extension 1.0 or later, or set it to false. To render without a cluster add --api-versions inference.networking.k8s.io/v1/InferencePool

@@ -1,0 +1,134 @@
+"""/v1/completions: each prompt is a turn; several are answered side by side in one body."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from millstream_server.generation.request import LogprobOptions
+from millstream_server.processor.conversation import Caller, Completion
+from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import requests, schema
+from millstream_server.processor.http.chats import output_of, send
+from millstream_server.processor.http.completion_shape import CompletionShape
+from millstream_server.processor.http.errors import refuse
+from millstream_server.processor.http.joined_output import JoinedOutput
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.request_id import MAX_REQUEST_ID_BYTES
+from millstream_server.runtime.rpc.http import Endpoint, HttpCall
+
+_COMPLETIONS = msgspec.json.Decoder(schema.Completion)
+_DEFAULT_MAX_TOKENS = 16
+"""Of a completion that names none, as OpenAI has it."""
+_MAX_PROMPTS = 128
+_OF_PROMPT = re.compile(r"^(?:text|token_ids\.ids)\b")
+
+
+class Completions:
+    """Serves raw prompts; one per process."""
+
+    def __init__(self, core: ProcessorCore) -> None:
+        self._core = core
+
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint("POST", "/v1/completions", self.complete, refuse)]
+
+    async def complete(self, body: bytes, call: HttpCall) -> None:
+        asked = schema.read(_COMPLETIONS, body)
+        core, prompts = self._core, _prompts(asked.prompt)
+        completions = [
+            _completion(asked, prompt, _id_of(call.request_id, index, len(prompts)))
+            for index, prompt in enumerate(prompts)
+        ]
+        with core.front.call():
+            if len(prompts) > 1:
+                await self._several(asked, completions, call)
+                return
+            output = output_of(CompletionShape(), asked, call)
+            with _errors_name("prompt"):
+                turn = await core.complete(completions[0], Caller.of(call), call, output)
+            await send(core, turn, output, call)
+
+    async def _several(
+        self, asked: schema.Completion, completions: Sequence[Completion], call: HttpCall
+    ) -> None:
+        n = completions[0].options.n
+        outputs = [
+            output_of(CompletionShape(first), asked, call, is_part=True)
+            for first in range(0, len(completions) * n, n)
+        ]
+        joined = JoinedOutput(outputs, call)
+        try:
+            for index, output in enumerate(outputs):
+                part, caller = joined.call_of(output), Caller.of(call)
+                with _errors_name(f"prompt[{index}]"):
+                    turn = await self._core.complete(completions[index], caller, part, output)
+                joined.turns.append(turn)
+            await call.send_from(joined)
+        finally:
+            for turn in joined.turns:
+                self._core.end(turn)
+            joined.close()
+
+
+@contextlib.contextmanager
+def _errors_name(prompt: str) -> Iterator[None]:
+    """Let errors name a prompt by its path here."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if not error.violations:
+            raise
+        raise type(error).of_all(
+            [replace(each, field=_OF_PROMPT.sub(prompt, each.field)) for each in error.violations]
+        ) from error
+
+
+def _completion(
+    asked: schema.Completion, prompt: str | Sequence[int], request_id: str
+) -> Completion:
+    n = 1 if asked.n is None else asked.n
+    if asked.best_of not in (None, n):
+        raise InvalidRequestError.of("best_of", "must be n, or left out")
+    most = _DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    logprobs = None
+    if asked.logprobs is not None:
+        logprobs = LogprobOptions(top=requests.checked_top(asked.logprobs, "logprobs"))
+    options = requests.options_of(asked, {"max_new_tokens": most}, logprobs=logprobs)
+    return Completion(model=asked.model, request_id=request_id, prompt=prompt, options=options)
+
+
+def _id_of(request_id: str, index: int, prompts: int) -> str:
+    """Return the id of one prompt's turn, which the logs have."""
+    if prompts == 1:
+        return request_id
+    end = f"-{index}"
+    return request_id[: MAX_REQUEST_ID_BYTES - len(end)] + end
+
+
+def _prompts(given: str | list[Any]) -> Sequence[str | Sequence[int]]:
+    """Return the prompts.
+
+    Raises:
+        InvalidRequestError: there are too many, or one is neither text nor token ids.
+    """
+    several = (
+        given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
+    )
+    if len(several) > _MAX_PROMPTS:
+        raise InvalidRequestError.of("prompt", f"at most {_MAX_PROMPTS}, not {len(several)}")
+    found: list[str | Sequence[int]] = []
+    for index, prompt in enumerate(several):
+        if not isinstance(prompt, str):
+            with contextlib.suppress(msgspec.ValidationError):
+                found.append(msgspec.convert(prompt, schema.Ids))
+                continue
+            field = f"prompt[{index}]" if len(several) > 1 else "prompt"
+            raise InvalidRequestError.of(field, "must be a text or a list of token ids")
+        found.append(prompt)
+    return found

@@ -1,0 +1,87 @@
+"""/v1/models: what clients may name, in the fields of OpenAI's API and of Anthropic's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http.errors import refuse
+from millstream_server.processor.http.output import encode
+from millstream_server.runtime.rpc.http import Endpoint, HttpCall
+
+_LIST = "/v1/models"
+_ONE = "/v1/models/{model}"
+
+
+class _Model(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "millstream"
+    root: str
+    """The model that the name stands for."""
+    max_model_len: int | msgspec.UnsetType
+    """Most tokens of a prompt and its answer, by the name that SGLang and vLLM have for it."""
+    # Anthropic's
+    type: str = "model"
+    lifecycle: str = "active"
+    display_name: str
+    max_input_tokens: int | None
+    created_at: str
+
+
+class ModelList:
+    """Serves the list of models, and each of them; one per process."""
+
+    def __init__(self, core: ProcessorCore) -> None:
+        self._core = core
+        now = int(time.time())  # models have no date
+        self._created, self._created_at = now, datetime.fromtimestamp(now, UTC).isoformat()
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("GET", _LIST, self.models, refuse),
+            Endpoint("GET", _ONE, self.model, refuse),
+        ]
+
+    async def models(self, _body: bytes, call: HttpCall) -> None:
+        """List what clients may name, aliases too."""
+        data = self._models()
+        ids = [model.id for model in data]
+        said: dict[str, Any] = {"object": "list", "data": data, "has_more": False}
+        said |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        if "client_version" in parse_qs(call.query):
+            # Codex asks so for what it knows of models of its own maker, prompts among it.
+            said["models"] = []
+        await call.write(encode(said))
+
+    async def model(self, _body: bytes, call: HttpCall) -> None:
+        name = unquote(call.path.removeprefix(f"{_LIST}/"))
+        self._core.models.known(name)
+        await call.write(encode(next(model for model in self._models() if model.id == name)))
+
+    def _models(self) -> Sequence[_Model]:
+        found: list[_Model] = []
+        for model in self._core.models.status():
+            context = model.engine.context_length if model.engine else None
+            found += [
+                self._model(name, model.name, context) for name in (model.name, *model.aliases)
+            ]
+        return found
+
+    def _model(self, name: str, root: str, context: int | None) -> _Model:
+        return _Model(
+            id=name,
+            created=self._created,
+            root=root,
+            max_model_len=msgspec.UNSET if context is None else context,
+            max_input_tokens=context,
+            display_name=name,
+            created_at=self._created_at,
+        )
