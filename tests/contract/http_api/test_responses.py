@@ -189,7 +189,7 @@ async def test_all_items_reach_the_template(front: InProcessProcessor, model: Te
     (prompt,) = prompts
     assert prompt == (
         "f;g;patch;mcp__files__read;"
-        "system:Short.\n\nBe kind.|user:hi|"
+        "system:Short.|system:Be kind.|user:hi|"
         'assistant:(hm)So.[c1 f {"s": "Oslo"}][c2 mcp__files__read {"input": "{\\"cut"}]'
         '[c3 patch {"input": "a\\nb"}]|'
         "tool:-3|tool:none|tool:done|"

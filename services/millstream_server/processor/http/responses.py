@@ -71,7 +71,7 @@ class ResponsesApi:
             tools=tools.told,
             answers=answers,
             options=response_options(asked),
-            messages=lambda conversation: messages_of(asked, conversation, template, names.calls),
+            messages=lambda conversation: messages_of(asked, conversation, names.calls),
             field="input",
         )
         await run(self._core, chat, output, call)
