@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from millstream_server.media.items import Modality
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Conversation, Options
 from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.http.requests import (
-    MAX_MESSAGES,
     WHOLE_INTERVAL_S,
+    check_counts,
     media_in_base64,
     schema_text,
 )
+from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
@@ -25,7 +28,43 @@ from millstream_server.processor.text.messages import (
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
+AskedT = TypeVar("AskedT", bound=schema.Count)
 Parts = tuple[str | MediaPart, ...]
+
+_MESSAGES = msgspec.json.Decoder(schema.Messages)
+_COUNTS = msgspec.json.Decoder(schema.Count)
+
+
+def read_messages(body: bytes) -> schema.Messages:
+    """Read the body of /v1/messages.
+
+    Raises:
+        InvalidRequestError: it can't be read, or has too much of something.
+    """
+    return _checked(read(_MESSAGES, body, schema.UNSUPPORTED))
+
+
+def read_count(body: bytes) -> schema.Count:
+    """Read the body of /v1/messages/count_tokens.
+
+    Raises:
+        InvalidRequestError: it can't be read, or has too much of something.
+    """
+    return _checked(read(_COUNTS, body, {}))
+
+
+def _checked(asked: AskedT) -> AskedT:
+    parts = [_blocks(message.content) for message in asked.messages]
+    check_counts(asked.messages, parts, asked.tools)
+    return asked
+
+
+def _blocks(content: object) -> int:
+    """Count blocks, with those of tools' results."""
+    if not isinstance(content, list):
+        return 0
+    results = [block.content for block in content if isinstance(block, schema.ToolResultBlock)]
+    return len(content) + sum(map(_blocks, results))
 
 
 def options_of(asked: schema.Messages) -> Options:
@@ -101,10 +140,8 @@ def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple
     """Convert the messages. Without a ``conversation``, which holds files, media are refused.
 
     Raises:
-        ServingError: there are none or too many, or a part of one can't be taken.
+        ServingError: a part of one can't be taken.
     """
-    if not 0 < len(asked.messages) <= MAX_MESSAGES:
-        raise InvalidRequestError.of("messages", f"1 to {MAX_MESSAGES} are needed")
     found: list[ChatMessage] = []
     if asked.system:
         text = asked.system

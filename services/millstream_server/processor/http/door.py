@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.http import requests, schema
+from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
 from millstream_server.processor.http.chats import Asked, is_read, run, send
@@ -23,8 +24,12 @@ from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall
 
-_CHATS = msgspec.json.Decoder(schema.Chat)
 _COMPLETIONS = msgspec.json.Decoder(schema.Completion)
+_PROMPT: msgspec.json.Decoder[str | list[int]] = msgspec.json.Decoder(str | schema.Ids)
+_LIST_OF_ONE: msgspec.json.Decoder[tuple[str | list[int]]] = msgspec.json.Decoder(
+    tuple[str | schema.Ids]
+)
+_SEVERAL = re.compile(rb"\[\s*[\[\"]").match
 _DEFAULT_MAX_TOKENS = 16
 """Of a completion that names none, as OpenAI has it."""
 
@@ -34,6 +39,7 @@ class Door:
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
+        self._threads = core.prompts.threads
         self._created = int(time.time())
 
     def register(self, server: Server) -> None:
@@ -56,7 +62,7 @@ class Door:
         await call.write(encode(_Models(data)))
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
-        asked = schema.read(_CHATS, body)
+        asked = await bodies.read(self._threads, body, requests.read_chat)
         output = _output(ChatShape(), asked, call)
         chat = Asked(
             model=asked.model,
@@ -74,11 +80,11 @@ class Door:
         return is_read(self._core, asked.model, told_tools=told, constrained=constrained)
 
     async def complete(self, body: bytes, call: HttpCall) -> None:
-        asked = schema.read(_COMPLETIONS, body)
+        asked, prompt = await bodies.read(self._threads, body, _read_completion)
         core = self._core
         with core.front.call():
             output = _output(CompletionShape(), asked, call)
-            completion = _completion(asked, call.request_id)
+            completion = _completion(asked, prompt, call.request_id)
             turn = await core.complete(completion, Caller.of(call), call, output)
             await send(core, turn, output, call)
 
@@ -93,7 +99,29 @@ def _output(shape: Shape, asked: schema.Generation, call: HttpCall) -> PulledOut
     return Events(shape, call.request_id, usage=bool(given and given.include_usage))
 
 
-def _completion(asked: schema.Completion, request_id: str) -> Completion:
+def _read_completion(body: bytes) -> tuple[schema.Completion, str | Sequence[int]]:
+    asked = schema.read(_COMPLETIONS, body)
+    return asked, _prompt(asked.prompt)
+
+
+def _prompt(given: msgspec.Raw) -> str | Sequence[int]:
+    """Return the one prompt.
+
+    Raises:
+        InvalidRequestError: there are several, or it is neither text nor token ids.
+    """
+    with contextlib.suppress(*schema.BROKEN):
+        return _PROMPT.decode(given)
+    with contextlib.suppress(*schema.BROKEN):
+        return _LIST_OF_ONE.decode(given)[0]
+    if _SEVERAL(bytes(given)):
+        raise InvalidRequestError.of("prompt", "one prompt in a request; send several requests")
+    raise InvalidRequestError.of("prompt", "must be a text or a list of token ids")
+
+
+def _completion(
+    asked: schema.Completion, prompt: str | Sequence[int], request_id: str
+) -> Completion:
     n = 1 if asked.n is None else asked.n
     if asked.best_of not in (None, n):
         raise InvalidRequestError.of("best_of", "must be n, or left out")
@@ -102,30 +130,7 @@ def _completion(asked: schema.Completion, request_id: str) -> Completion:
     if asked.logprobs is not None:
         logprobs = LogprobOptions(top=requests.checked_top(asked.logprobs, "logprobs"))
     options = requests.options_of(asked, {"max_new_tokens": most}, logprobs=logprobs)
-    return Completion(
-        model=asked.model,
-        request_id=request_id,
-        prompt=_prompt(asked.prompt),
-        options=options,
-    )
-
-
-def _prompt(given: str | list[Any]) -> str | Sequence[int]:
-    """Return the one prompt.
-
-    Raises:
-        InvalidRequestError: there are several, or it is neither text nor token ids.
-    """
-    if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
-        given = given[0]  # a list of one prompt
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list) and given and isinstance(given[0], str | list):
-        raise InvalidRequestError.of("prompt", "one prompt in a request; send several requests")
-    try:
-        return msgspec.convert(given, schema.Ids)
-    except msgspec.ValidationError:
-        raise InvalidRequestError.of("prompt", "must be a text or a list of token ids") from None
+    return Completion(model=asked.model, request_id=request_id, prompt=prompt, options=options)
 
 
 class _Model(msgspec.Struct):
