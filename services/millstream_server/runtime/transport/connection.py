@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.ending = Ending(options, self.h2, now_s)
         self._place = place
-        # Connections are short and it has no RPCs; one that comes now is retried.
+        # Connections are short: mostly it has no RPCs, and one that comes now is retried.
         place.give_up = partial(self.fail, ErrorCodes.NO_ERROR, "too many connections")
         self._transport: Any = None
         self.stuck_bytes = 0
