@@ -60,6 +60,8 @@ class Http1Connection(asyncio.Protocol):
         """The one that is served, if any."""
         self.silent: dict[int, HttpStream] = {}
         """Likewise, while its body hasn't come whole."""
+        self._brings_bodies = False
+        """The last request's body has come."""
         self.peer = self.caller_key = ""
         self.certificate_names: Sequence[CertificateName] | None = None
         self.work_begun_s = 0.0
@@ -73,7 +75,7 @@ class Http1Connection(asyncio.Protocol):
         place.give_up = self.abort
         now_s = self.loop.time()
         work = Work(bounds.work, now_s)
-        self._intake = Intake(self.loop, work, self._take, self._start, lambda: bool(self.silent))
+        self._intake = Intake(self.loop, work, self._take, self._start, self._goes_last)
         self._reader = RequestReader(self.options.max_metadata_bytes)
         self._starting: HttpStream | None = None
         self._last_id = 0
@@ -259,6 +261,7 @@ class Http1Connection(asyncio.Protocol):
         self.bounds.silent.add(self)
 
     def heard(self, stream_id: int, *, message: bool) -> None:
+        self._brings_bodies = message
         if self.silent.pop(stream_id, None) is not None:
             self.bounds.silent.remove(self)
 
@@ -286,6 +289,9 @@ class Http1Connection(asyncio.Protocol):
         self.takes_no_more = True
         if not self.streams:
             self._close()
+
+    def _goes_last(self) -> bool:
+        return bool(self.silent) or not self._brings_bodies
 
     def tick(self, now_s: float) -> None:
         """Check times; called about once a second."""
