@@ -103,6 +103,8 @@ class Http1:
     @property
     def gone(self) -> bool:
         """Whether the server has ended it; who doesn't read learns it from the kernel alone."""
+        if self.writer.transport.is_closing():
+            return True
         info = self.writer.get_extra_info("socket").getsockopt(
             socket.IPPROTO_TCP, socket.TCP_INFO, 1
         )
