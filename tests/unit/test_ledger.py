@@ -154,17 +154,22 @@ def test_who_holds_most_loses_the_place_that_is_unused_for_longest() -> None:
     assert it.places.used == 4
 
 
-def test_what_is_used_or_young_is_not_taken_away() -> None:
-    it = Open(2, 2)
-    assert it.open("a1")
-    assert it.open("a2")
+def test_a_place_that_is_used_goes_to_callers_that_hold_less() -> None:
+    it = Open(4, 4)
+    assert all(it.open(name) for name in ("a1", "a2", "b1", "a3"))
     for place in it.places.all():
         place.mark_used()
-    assert not it.open("b1")
-    patient = Open(1, 1, patience_s=60)
-    assert patient.open("a1")
+    assert it.open("c1")
+    it.places.all()[-1].mark_used()
+    assert not it.open("b2")
+    assert not it.open("a4")
+    assert it.closed == ["a3"]
+
+
+def test_what_is_young_is_not_taken_away() -> None:
+    patient = Open(3, 3, patience_s=60)
+    assert all(patient.open(name) for name in ("a1", "a2", "a3"))
     assert not patient.open("b1")
-    assert not it.closed
     assert not patient.closed
 
 

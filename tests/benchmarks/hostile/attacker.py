@@ -72,7 +72,7 @@ class Attack:
         self.order = order
         self.tally = Tally()
         self.broken: list[str] = []
-        self._pace = Pace(order.bytes_per_s)
+        self.pace = Pace(order.bytes_per_s)
         first = int(ipaddress.IPv4Address(order.source))
         numbers = range(first, first + order.sources)
         self._sources = itertools.cycle(str(ipaddress.IPv4Address(n)) for n in numbers)
@@ -89,7 +89,7 @@ class Attack:
     async def connect(self, *, window: int = DEFAULT_WINDOW, tops_up: bool = True) -> Connection:
         """Open a connection from the attacker's address."""
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self.tally, self._pace, window=window, alone=self.order.alone),
+            lambda: Connection(self.tally, self.pace, window=window, alone=self.order.alone),
             "127.0.0.1",
             self.order.port,
             local_addr=self.source(),

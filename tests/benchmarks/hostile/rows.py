@@ -31,6 +31,8 @@ class Row:
     attacker: Literal["nobody", "known", "wrong"] = "nobody"
     """Whether the attacker has a key too, or a wrong one."""
     tls: Literal["", "tls", "mtls"] = ""
+    slow_model: bool = False
+    """Another model, `slow`, has a worker with steps of a second."""
     to_health: bool = False
     """Against the plaintext port for probes."""
     sources: int = 1
@@ -149,6 +151,37 @@ _OF_STRANGERS = [
 ]  # fmt: skip
 _OF_STRANGERS = [replace(row, times_idle=3.0) for row in _OF_STRANGERS]
 
+_OF_HTTP = [
+    Row(name="http-slow-heads", attack="http.slow_heads", seconds=14.0,
+        knobs={"count": 4_000, "within_s": 12.5}),
+    _known("", "http-slow-bodies", "http.slow_bodies", seconds=35.0,
+           knobs={"count": 1_500, "within_s": 33.0}),
+    _known("", "http-but-a-byte", "http.but_a_byte", knobs={"count": 400}, memory_mb=_HELD_MB),
+    _known("", "json-many", "bodies.whole", knobs={"kind": "many"}, seconds=8.0,
+           memory_mb=_HELD_MB),
+    _known("", "json-blocks", "bodies.whole", knobs={"kind": "blocks"}, seconds=8.0,
+           memory_mb=_HELD_MB),
+    _known("", "json-long", "bodies.whole", knobs={"kind": "long"}, memory_mb=_HELD_MB),
+    _known("", "json-deep", "bodies.whole", knobs={"kind": "deep"}),
+    Row(name="http-many-fields", attack="http.many_fields", keys=True),
+    _known("", "http-pipelined", "http.pipelined", knobs={"connections": 20}),
+    _known("", "http-pipelined-unread", "http.pipelined",
+           knobs={"connections": 20, "reads": False}),
+    _known("", "http-half-closed", "http.half_closed", knobs={"per_s": 300.0}),
+    _known("", "http-smuggled", "http.smuggled", knobs={"per_s": 500.0}),
+    _known("", "http-tiny-chunks", "http.tiny_chunks", knobs={"connections": 8}),
+    _known("", "http-chunk-extensions", "http.tiny_chunks",
+           knobs={"connections": 8, "extension": ";a=b" * 10}),
+    _known("", "http-kept", "http.kept", knobs={"count": 8_000}, sources=4),
+    _known("", "sse-unread", "http.readers", seconds=8.0, sources=4,
+           knobs={"count": 200, "model": "tiny", "tokens": 3_000, "per_s": 200.0}),
+    _known("", "sse-byte-a-second", "http.readers", seconds=8.0,
+           knobs={"count": 100, "model": "tiny", "tokens": 3_000, "per_s": 100.0, "every_s": 1.0}),
+    _known("", "sse-10000-idle", "http.readers", seconds=25.0, sources=250, slow_model=True,
+           knobs={"count": 10_000, "model": "slow", "tokens": 3_000, "per_s": 600.0},
+           memory_mb=_HELD_MB),
+]  # fmt: skip
+
 _CONTROLS = [
     _known("", "slow-reader", "readers.slow_but_sound", knobs={"tokens": 300}, seconds=12.0,
            control=True),
@@ -156,4 +189,6 @@ _CONTROLS = [
            seconds=45.0, control=True, memory_mb=_HELD_MB),
 ]  # fmt: skip
 
-ROWS = {row.name: row for row in (*_OF_THE_ISSUE, *_RELATIVES, *_OF_STRANGERS, *_CONTROLS)}
+ROWS = {
+    row.name: row for row in (*_OF_THE_ISSUE, *_RELATIVES, *_OF_STRANGERS, *_OF_HTTP, *_CONTROLS)
+}

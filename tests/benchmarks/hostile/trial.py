@@ -31,7 +31,7 @@ from tests.support.processes.suite import ServiceProcess, stop_all
 TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
 MOST_RSS_MB = 2_500.0
 """An attack that makes the Processor larger is ended: the machine has other users."""
-_STEP_S = 0.01
+_STEP_S, _SLOW_STEP_S = 0.01, 1.0
 _WARM_CHATS = 6
 _SAMPLE_S = 0.05
 _START_S = 30.0
@@ -65,6 +65,8 @@ class Trial:
     source: str
     files: Files
     worker: ServiceProcess = field(init=False)
+    slow: list[ServiceProcess] = field(init=False)
+    """The worker of the slow model, if the row has one."""
     processor: ServiceProcess = field(init=False)
     health_port: int = field(init=False, default_factory=free_port)
     log_from: int = 0
@@ -74,20 +76,29 @@ class Trial:
         self.folder.mkdir(parents=True, exist_ok=True)
         for log in self.folder.glob("*.log"):  # of an earlier run with --logs
             log.unlink()
-        self.worker = ServiceProcess("millstream_server.decode", {
-            "engine": "simulated", "model_name": "tiny", "context_length": 4096,
-            "simulated_vocab_size": 440, "simulated_step_s": _STEP_S, "log_level": "warning",
-        }, self.folder / "worker.log")  # fmt: skip
+        self.worker = self._worker_of("tiny", _STEP_S)
+        self.slow = [self._worker_of("slow", _SLOW_STEP_S)] if self.row.slow_model else []
         secure = self.files.flags(tls=self.row.tls, keys=self.row.keys)
+        names = ("tiny", "slow") if self.slow else ("tiny",)
+        model = _model(self.folder.parent)
         self.processor = ServiceProcess("millstream_server.processor", {
-            "models": f"tiny={_model(self.folder.parent)}", "workers": self.worker.address,
+            "models": ",".join(f"{name}={model}" for name in names),
+            "workers": ",".join(worker.address for worker in (self.worker, *self.slow)),
             "health_listen": f"127.0.0.1:{self.health_port}", "metrics_listen": "",
             **secure,
         }, self.folder / "processor.log")  # fmt: skip
 
+    def _worker_of(self, model: str, step_s: float) -> ServiceProcess:
+        return ServiceProcess("millstream_server.decode", {
+            "engine": "simulated", "model_name": model, "context_length": 4096,
+            "simulated_vocab_size": 440,
+            "simulated_step_s": step_s, "log_level": "warning",
+        }, self.folder / f"{model}.log")  # fmt: skip
+
     def start(self) -> None:
         """Start, and wait until the Processor is healthy."""
-        self.worker.start()
+        for worker in (self.worker, *self.slow):
+            worker.start()
         self.processor.start()
         deadline = time.monotonic() + _START_S
         with grpc.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
@@ -101,7 +112,7 @@ class Trial:
         raise AssertionError("not serving:\n" + self.processor.log.read_text()[-6000:])
 
     def stop(self) -> None:
-        stop_all(self.processor, self.worker)
+        stop_all(self.processor, self.worker, *self.slow)
 
     @contextlib.contextmanager
     def normal(self) -> Iterator[NormalClient]:

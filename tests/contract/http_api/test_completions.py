@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from millstream_server.processor.http import schema
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import alphabet_model
 from millstream_testing.in_process import ALPHABET, InProcessProcessor, suite
@@ -124,3 +126,25 @@ async def test_refusals(
     error = response.json["error"]
     assert (response.status, error["param"]) == (400, param)
     assert says in error["message"]
+
+
+async def test_a_text_that_is_no_utf_8_is_refused(front: InProcessProcessor) -> None:
+    response = await ask(front.port, PATH, b'{"model": "tiny", "prompt": "\xff"}')
+    assert (response.status, response.json["error"]["param"]) == (400, "prompt")
+
+
+async def test_large_bodies_are_read_in_a_thread(front: InProcessProcessor) -> None:
+    read_by = set[str]()
+    unknown = {"model": "tiny", "prompt": "ab", "max_tokens": 2, "else": "x" * 70_000}
+    with pytest.MonkeyPatch.context() as patch:
+        read = schema.read
+
+        def noted(*arguments: Any) -> Any:
+            read_by.add(threading.current_thread().name)
+            return read(*arguments)
+
+        patch.setattr(schema, "read", noted)
+        assert (await ask(front.port, PATH, unknown)).status == 200
+        assert (await ask(front.port, PATH, {**unknown, "echo": True})).status == 400
+    assert read_by
+    assert read_by <= {"text-0", "text-1"}

@@ -205,6 +205,14 @@ async def test_why_an_answer_ends(
             "invalid_request_error",
             "messages[0].content[0]: this server takes text and images",
         ),
+        (
+            {"messages": [{"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a",
+                 "content": [{"type": "text", "text": ""}] * 16_384}]}]},
+            400,
+            "invalid_request_error",
+            "at most 16384 content parts",
+        ),
     ],
 )  # fmt: skip
 async def test_errors_have_anthropics_shape(

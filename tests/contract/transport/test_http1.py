@@ -214,6 +214,19 @@ async def test_a_body_that_does_not_come_and_an_idle_connection_are_ended(
         assert await idle.closed()
 
 
+async def test_who_has_brought_no_request_yet_goes_last(service: HttpService, wire: Raw) -> None:
+    wire.send(post("/echo", b"abc")[:-1])
+    (connection,) = await _connections(service, 1)
+    await until(lambda: len(connection.silent) == 1)
+    assert connection._intake.last
+    wire.send(b"c")
+    await wire.response()
+    assert not connection._intake.last
+    wire.send(b"POST")
+    await until(lambda: connection._reader.begun)
+    assert not connection._intake.last
+
+
 async def test_a_reset_while_a_refusal_is_sent_harms_nobody(
     service: HttpService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

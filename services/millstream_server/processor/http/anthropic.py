@@ -6,16 +6,14 @@ import contextlib
 import re
 from typing import Any
 
-import msgspec
-
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import anthropic_requests as requests
 from millstream_server.processor.http import anthropic_schema as schema
+from millstream_server.processor.http import bodies
 from millstream_server.processor.http.anthropic_output import MessageEvents, WholeMessage, event
 from millstream_server.processor.http.chats import Asked, is_read, run
 from millstream_server.processor.http.errors import sentence
 from millstream_server.processor.http.output import encode
-from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import Failure, ServingError
@@ -28,8 +26,6 @@ from millstream_server.runtime.rpc.http import (
     status_of,
 )
 
-_MESSAGES = msgspec.json.Decoder(schema.Messages)
-_COUNTS = msgspec.json.Decoder(schema.Count)
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -57,6 +53,7 @@ class Anthropic:
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
+        self._threads = core.prompts.threads
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -65,7 +62,7 @@ class Anthropic:
         ]
 
     async def messages(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_MESSAGES, body, schema.UNSUPPORTED)
+        asked = await bodies.read(self._threads, body, requests.read_messages)
         answers = requests.answers_of(asked, self._template(asked), events=self._is_read(asked))
         if asked.stream:
             call.respond(EVENTS)
@@ -79,7 +76,7 @@ class Anthropic:
         await run(self._core, chat, MessageEvents() if asked.stream else WholeMessage(), call)
 
     async def count(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_COUNTS, body, {})
+        asked = await bodies.read(self._threads, body, requests.read_count)
         _, text = self._core.models.text(asked.model)
         answers = requests.answers_of(asked, text.chat_template, events=False)
         tools = requests.tools_of(asked) if answers.with_tools else []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.media.items import Modality
@@ -13,11 +15,12 @@ from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Conversation, Options
 from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.http.requests import (
-    MAX_MESSAGES,
     WHOLE_INTERVAL_S,
+    check_counts,
     media_in_base64,
     schema_text,
 )
+from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
@@ -28,11 +31,47 @@ from millstream_server.processor.text.messages import (
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
+AskedT = TypeVar("AskedT", bound=schema.Count)
 _NO_INSTRUCTION = "x-anthropic-billing-header:"
 """Begins a block that Claude Code puts first and changes from request to request: left in, no KV
 cache would be hit."""
 
 Parts = tuple[str | MediaPart, ...]
+
+_MESSAGES = msgspec.json.Decoder(schema.Messages)
+_COUNTS = msgspec.json.Decoder(schema.Count)
+
+
+def read_messages(body: bytes) -> schema.Messages:
+    """Read the body of /v1/messages.
+
+    Raises:
+        InvalidRequestError: it can't be read, or has too much of something.
+    """
+    return _checked(read(_MESSAGES, body, schema.UNSUPPORTED))
+
+
+def read_count(body: bytes) -> schema.Count:
+    """Read the body of /v1/messages/count_tokens.
+
+    Raises:
+        InvalidRequestError: it can't be read, or has too much of something.
+    """
+    return _checked(read(_COUNTS, body, {}))
+
+
+def _checked(asked: AskedT) -> AskedT:
+    parts = [_blocks(message.content) for message in asked.messages]
+    check_counts(asked.messages, parts, asked.tools)
+    return asked
+
+
+def _blocks(content: object) -> int:
+    """Count blocks, with those of tools' results."""
+    if not isinstance(content, list):
+        return 0
+    results = [block.content for block in content if isinstance(block, schema.ToolResultBlock)]
+    return len(content) + sum(map(_blocks, results))
 
 
 def options_of(asked: schema.Messages) -> Options:
@@ -134,10 +173,8 @@ def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple
     """Convert the messages. Without a ``conversation``, which holds files, media are refused.
 
     Raises:
-        ServingError: there are none or too many, or a part of one can't be taken.
+        ServingError: a part of one can't be taken.
     """
-    if not 0 < len(asked.messages) <= MAX_MESSAGES:
-        raise InvalidRequestError.of("messages", f"1 to {MAX_MESSAGES} are needed")
     found: list[ChatMessage] = []
     if asked.system:
         found.append(_system(asked.system, "system", "system"))

@@ -7,46 +7,48 @@ from typing import Any, Literal
 
 import msgspec
 
+from millstream_server.processor.http.schema import NULL, Json
 
-class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
+
+class Base64Source(Json, tag_field="type", tag="base64"):
     """A file in the body."""
 
     data: str
 
 
-class UrlSource(msgspec.Struct, tag_field="type", tag="url"):
+class UrlSource(Json, tag_field="type", tag="url"):
     """A file elsewhere."""
 
     url: str
 
 
-class FileSource(msgspec.Struct, tag_field="type", tag="file"):
+class FileSource(Json, tag_field="type", tag="file"):
     """Refused."""
 
 
-class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+class TextBlock(Json, tag_field="type", tag="text"):
     """A piece of text."""
 
     text: str
 
 
-class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
+class ImageBlock(Json, tag_field="type", tag="image"):
     """An image."""
 
     source: Base64Source | UrlSource | FileSource
 
 
-class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+class ThinkingBlock(Json, tag_field="type", tag="thinking"):
     """Reasoning of an earlier answer; its signature isn't checked."""
 
     thinking: str
 
 
-class RedactedBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+class RedactedBlock(Json, tag_field="type", tag="redacted_thinking"):
     """Reasoning that no model here has made; ignored."""
 
 
-class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+class ToolUseBlock(Json, tag_field="type", tag="tool_use"):
     """A call of an earlier answer."""
 
     id: str
@@ -54,11 +56,11 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):
+class DocumentBlock(Json, tag_field="type", tag="document"):
     """Refused."""
 
 
-class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
+class ToolResultBlock(Json, tag_field="type", tag="tool_result"):
     """What a call returned."""
 
     tool_use_id: str
@@ -76,14 +78,14 @@ Block = (
 )
 
 
-class Message(msgspec.Struct):
+class Message(Json):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class Tool(msgspec.Struct):
+class Tool(Json):
     """A tool that the client runs; others have another type, and are refused."""
 
     name: str
@@ -93,7 +95,7 @@ class Tool(msgspec.Struct):
     type: Literal["custom"] | None = None
 
 
-class ToolChoice(msgspec.Struct):
+class ToolChoice(Json):
     """Whether tools may be called, or must."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -101,7 +103,7 @@ class ToolChoice(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct):
+class Thinking(Json):
     """Whether the model reasons. How much, in tokens, is ignored."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -126,7 +128,7 @@ class Metadata(msgspec.Struct):
     user_id: str | None = None
 
 
-class Count(msgspec.Struct, kw_only=True):
+class Count(Json, kw_only=True):
     """The body of /v1/messages/count_tokens."""
 
     messages: list[Message]
@@ -149,8 +151,8 @@ class Messages(Count, kw_only=True):
     top_k: int | None = None
     metadata: Metadata | None = None
     # Refused
-    container: Any = None
-    mcp_servers: list[Any] | None = None
+    container: msgspec.Raw = NULL
+    mcp_servers: msgspec.Raw = NULL
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (None,), "mcp_servers": (None, [])}

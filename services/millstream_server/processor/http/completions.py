@@ -6,14 +6,14 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.http import requests, schema
+from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.chats import output_of, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
@@ -23,6 +23,13 @@ from millstream_server.runtime.request_id import MAX_REQUEST_ID_BYTES
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
 _COMPLETIONS = msgspec.json.Decoder(schema.Completion)
+_PROMPT: msgspec.json.Decoder[str | list[int]] = msgspec.json.Decoder(str | schema.Ids)
+_PROMPTS: msgspec.json.Decoder[list[str | list[int]]] = msgspec.json.Decoder(
+    Annotated[list[str | schema.Ids], msgspec.Meta(min_length=1)]
+)
+_AT = re.compile(r"\$\[(\d+)\]")
+"""Which of several can't be read, in msgspec's errors."""
+_SEVERAL = re.compile(rb"\[\s*[\[\"]").match
 _DEFAULT_MAX_TOKENS = 16
 """Of a completion that names none, as OpenAI has it."""
 _MAX_PROMPTS = 128
@@ -39,8 +46,8 @@ class Completions:
         return [Endpoint("POST", "/v1/completions", self.complete, refuse)]
 
     async def complete(self, body: bytes, call: HttpCall) -> None:
-        asked = schema.read(_COMPLETIONS, body)
-        core, prompts = self._core, _prompts(asked.prompt)
+        core = self._core
+        asked, prompts = await bodies.read(core.prompts.threads, body, _read)
         completions = [
             _completion(asked, prompt, _id_of(call.request_id, index, len(prompts)))
             for index, prompt in enumerate(prompts)
@@ -111,24 +118,22 @@ def _id_of(request_id: str, index: int, prompts: int) -> str:
     return request_id[: MAX_REQUEST_ID_BYTES - len(end)] + end
 
 
-def _prompts(given: str | list[Any]) -> Sequence[str | Sequence[int]]:
-    """Return the prompts.
+def _read(body: bytes) -> tuple[schema.Completion, Sequence[str | Sequence[int]]]:
+    """Read a body and its prompts.
 
     Raises:
-        InvalidRequestError: there are too many, or one is neither text nor token ids.
+        InvalidRequestError: it can't be read, there are too many prompts, or one is neither text
+        nor token ids.
     """
-    several = (
-        given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
-    )
+    asked = schema.read(_COMPLETIONS, body)
+    with contextlib.suppress(*schema.BROKEN):
+        return asked, [_PROMPT.decode(asked.prompt)]
+    try:
+        several = _PROMPTS.decode(asked.prompt)
+    except schema.BROKEN as error:
+        found = _AT.search(str(error)) if _SEVERAL(bytes(asked.prompt)) else None
+        field = f"prompt[{found[1]}]" if found else "prompt"
+        raise InvalidRequestError.of(field, "must be a text or a list of token ids") from None
     if len(several) > _MAX_PROMPTS:
         raise InvalidRequestError.of("prompt", f"at most {_MAX_PROMPTS}, not {len(several)}")
-    found: list[str | Sequence[int]] = []
-    for index, prompt in enumerate(several):
-        if not isinstance(prompt, str):
-            with contextlib.suppress(msgspec.ValidationError):
-                found.append(msgspec.convert(prompt, schema.Ids))
-                continue
-            field = f"prompt[{index}]" if len(several) > 1 else "prompt"
-            raise InvalidRequestError.of(field, "must be a text or a list of token ids")
-        found.append(prompt)
-    return found
+    return asked, several

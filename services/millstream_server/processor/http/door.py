@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.http import requests, schema
+from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
 from millstream_server.processor.http.chats import Asked, is_read, output_of, run
@@ -16,14 +14,13 @@ from millstream_server.processor.http.responses import ResponsesApi
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
-_CHATS = msgspec.json.Decoder(schema.Chat)
-
 
 class Door:
     """Serves chats, and registers all other endpoints; one per process."""
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
+        self._threads = core.prompts.threads
 
     def register(self, server: Server) -> None:
         """Serve on the port that clients reach."""
@@ -33,7 +30,7 @@ class Door:
         server.serve_http(endpoints, refuse)
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
-        asked = schema.read(_CHATS, body)
+        asked = await bodies.read(self._threads, body, requests.read_chat)
         output = output_of(ChatShape(), asked, call)
         chat = Asked(
             model=asked.model,

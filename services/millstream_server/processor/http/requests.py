@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.media.items import Modality
@@ -15,6 +17,7 @@ from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Conversation, Options
 from millstream_server.processor.http import schema
 from millstream_server.processor.text.messages import (
+    MAX_TOOLS,
     ChatMessage,
     ChatRole,
     MediaPart,
@@ -25,6 +28,10 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 from millstream_server.runtime.priority import Priority
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 16_384
+"""Of all messages together, calls included: a body has room for far more, each is an object."""
+MAX_BIAS_BYTES = 256 << 10
+"""Of logit_bias as it is written, some 20,000 tokens: reading 4 MiB of it takes 0.1 s."""
 MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
@@ -35,6 +42,43 @@ _SAMPLING = (
     *("repetition_penalty", "ignore_eos", "seed"),
 )
 """Fields that have the same name and value here."""
+_CHATS = msgspec.json.Decoder(schema.Chat)
+_BIASES: msgspec.json.Decoder[dict[str, float] | None] = msgspec.json.Decoder(
+    dict[str, float] | None
+)
+
+
+def read_chat(body: bytes) -> schema.Chat:
+    """Read a chat's body.
+
+    Raises:
+        InvalidRequestError: it can't be read, or has too much of something.
+    """
+    asked = schema.read(_CHATS, body)
+    check_counts(asked.messages, [_parts(message) for message in asked.messages], asked.tools)
+    return asked
+
+
+def check_counts(
+    messages: Sequence[Any], parts: Sequence[int], tools: Sequence[Any] | None
+) -> None:
+    """Check how many messages and tools there are, and ``parts``, of each message.
+
+    Raises:
+        InvalidRequestError: there is no message, or too many of something.
+    """
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidRequestError.of("messages", f"1 to {MAX_MESSAGES} are needed")
+    if sum(parts) > MAX_PARTS:
+        why = f"at most {MAX_PARTS} content parts and tool calls in all"
+        raise InvalidRequestError.of("messages", why)
+    if tools and len(tools) > MAX_TOOLS:
+        raise InvalidRequestError.of("tools", f"at most {MAX_TOOLS} tools, not {len(tools)}")
+
+
+def _parts(message: schema.Message) -> int:
+    content = message.content
+    return (len(content) if isinstance(content, list) else 0) + len(message.tool_calls or ())
 
 
 def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: Any) -> Options:
@@ -48,7 +92,7 @@ def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: An
         same["min_new_tokens"] = asked.min_tokens
     if asked.stop_token_ids:
         same["stop_token_ids"] = tuple(asked.stop_token_ids)
-    if asked.logit_bias:
+    if asked.logit_bias is not schema.NULL:
         same["logit_bias"] = _bias(asked.logit_bias)
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     return Options(
@@ -65,11 +109,17 @@ def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: An
     )
 
 
-def _bias(given: Mapping[str, float]) -> dict[int, float]:
-    for token in given:
+def _bias(given: msgspec.Raw) -> dict[int, float]:
+    if len(memoryview(given)) > MAX_BIAS_BYTES:
+        raise InvalidRequestError.of("logit_bias", f"at most {MAX_BIAS_BYTES} bytes")
+    try:
+        found = _BIASES.decode(given) or {}
+    except schema.BROKEN:
+        raise InvalidRequestError.of("logit_bias", "must have numbers by token id") from None
+    for token in found:
         if not (token.isascii() and token.isdigit()):
             raise InvalidRequestError.of("logit_bias", f"{token[:32]!r} is no token id")
-    return {int(token): value for token, value in given.items()}
+    return {int(token): value for token, value in found.items()}
 
 
 def chat_options(asked: schema.Chat) -> Options:
@@ -191,10 +241,8 @@ def messages_of(asked: schema.Chat, conversation: Conversation) -> tuple[ChatMes
     """Convert the messages; files in them count as held by the conversation.
 
     Raises:
-        ServingError: there are none or too many, or a part of one can't be taken.
+        ServingError: a part of one can't be taken.
     """
-    if not 0 < len(asked.messages) <= MAX_MESSAGES:
-        raise InvalidRequestError.of("messages", f"1 to {MAX_MESSAGES} are needed")
     return tuple(
         _message(message, f"messages[{index}]", conversation)
         for index, message in enumerate(asked.messages)

@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 import re
 
-import msgspec
-
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import bodies
 from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.chats import Asked, is_read, run
 from millstream_server.processor.http.errors import refuse, refused, renamed, sentence
-from millstream_server.processor.http.responses_input import messages_of
+from millstream_server.processor.http.responses_input import messages_of, read_body
 from millstream_server.processor.http.responses_output import (
     ResponseEvents,
     ResponseOutput,
@@ -21,12 +20,10 @@ from millstream_server.processor.http.responses_output import (
 from millstream_server.processor.http.responses_requests import answers_of, response_options
 from millstream_server.processor.http.responses_shown import Shown
 from millstream_server.processor.http.responses_tools import Tools, grammar_chars
-from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import Failure, ServingError
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall, Refusal
 
-_RESPONSES = msgspec.json.Decoder(schema.Responses)
 _RENAMED = (
     (re.compile(r"\bmax_tokens\b"), "max_output_tokens"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
@@ -52,7 +49,7 @@ class ResponsesApi:
         return [Endpoint("POST", "/v1/responses", self.respond, refuse)]
 
     async def respond(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_RESPONSES, body, schema.UNSUPPORTED)
+        asked = await bodies.read(self._core.prompts.threads, body, read_body)
         tools = await self._tools(asked)
         template = self._template(asked)
         answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))

@@ -9,13 +9,14 @@ import msgspec
 from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.http import responses_schema as schema
-from millstream_server.processor.http.requests import MAX_MESSAGES, media_at
+from millstream_server.processor.http.requests import MAX_MESSAGES, MAX_PARTS, media_at
 from millstream_server.processor.http.responses_tools import (
     SEARCH,
     arguments_of,
     told_name,
     told_names,
 )
+from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
@@ -27,9 +28,28 @@ from millstream_server.runtime.json_bounds import read_object
 
 Parts = tuple[str | MediaPart, ...]
 
+_RESPONSES = msgspec.json.Decoder(schema.Responses)
 _SEARCH_CALL = "tool_search_call"
 _CALLS = {"function_call", "custom_tool_call", _SEARCH_CALL}
 _RESULTS = {"function_call_output", "custom_tool_call_output"}
+
+
+def read_body(body: bytes) -> schema.Responses:
+    """Read a body.
+
+    Raises:
+        InvalidRequestError: it can't be read, has no input, or too much of something.
+    """
+    asked = read(_RESPONSES, body, schema.UNSUPPORTED)
+    items = asked.input
+    if not isinstance(items, str):
+        if items is None or not 0 < len(items) <= MAX_MESSAGES:
+            sentence = f"a text, or 1 to {MAX_MESSAGES} items, are needed"
+            raise InvalidRequestError.of("input", sentence)
+        parts = [len(item.content) for item in items if isinstance(item.content, list)]
+        if sum(parts) > MAX_PARTS:
+            raise InvalidRequestError.of("input", f"at most {MAX_PARTS} content parts in all")
+    return asked
 
 
 def messages_of(
@@ -40,16 +60,13 @@ def messages_of(
     ``paths`` gets where the calls of messages are in the body, by their paths in the messages.
 
     Raises:
-        ServingError: there are none or too many, or a part of one can't be taken.
+        ServingError: a part of one can't be taken.
     """
     items = asked.input
     if isinstance(items, str):
         messages = [ChatMessage(ChatRole.USER, items, field="input")]
     else:
-        if items is None or not 0 < len(items) <= MAX_MESSAGES:
-            sentence = f"a text, or 1 to {MAX_MESSAGES} items, are needed"
-            raise InvalidRequestError.of("input", sentence)
-        messages = _Messages(conversation, paths).of(items)
+        messages = _Messages(conversation, paths).of(items or ())
     if asked.instructions:
         messages.insert(0, ChatMessage(ChatRole.SYSTEM, asked.instructions, field="instructions"))
     return tuple(messages)

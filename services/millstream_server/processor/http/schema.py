@@ -5,6 +5,7 @@ A field that is known but can't be done is here all the same, in `UNSUPPORTED`, 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,55 +19,67 @@ T = TypeVar("T")
 _AT = re.compile(r"(?P<why>.*?) - at `\$\.?(?P<path>[^`]*)`", re.DOTALL)
 
 
-class ImageUrl(msgspec.Struct):
+NULL = msgspec.Raw(b"null")
+"""In place of a field that is left out and would take any value."""
+
+
+BROKEN = (msgspec.DecodeError, UnicodeDecodeError)
+"""Errors of reading a body, or what it has in a `msgspec.Raw`: texts there weren't looked at."""
+
+
+class Json(msgspec.Struct, gc=False):
+    """A part of a body. The garbage collector needn't know it: what JSON says has no cycles."""
+
+
+class ImageUrl(Json):
     """Where an image or a video is."""
 
     url: str
 
 
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+class TextPart(Json, tag_field="type", tag="text"):
     """A piece of text."""
 
     text: str
 
 
-class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+class RefusalPart(Json, tag_field="type", tag="refusal"):
     """What an earlier answer refused."""
 
     refusal: str
 
 
-class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+class ImagePart(Json, tag_field="type", tag="image_url"):
     """An image."""
 
     image_url: ImageUrl
 
 
-class VideoPart(msgspec.Struct, tag_field="type", tag="video_url"):
+class VideoPart(Json, tag_field="type", tag="video_url"):
     """A video."""
 
     video_url: ImageUrl
 
 
-class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
+class AudioPart(Json, tag_field="type", tag="input_audio"):
     """Refused."""
 
 
-class FilePart(msgspec.Struct, tag_field="type", tag="file"):
+class FilePart(Json, tag_field="type", tag="file"):
     """Refused."""
 
 
 Part = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | FilePart
 
 
-class CalledFunction(msgspec.Struct):
+class CalledFunction(Json):
     """A call's tool and its arguments, a JSON object as text."""
 
     name: str
     arguments: str = "{}"
 
 
-class Call(msgspec.Struct):
+class Call(Json):
     """A call of an earlier answer."""
 
     id: str
@@ -74,7 +87,7 @@ class Call(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
-class Message(msgspec.Struct):
+class Message(Json):
     """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -86,7 +99,7 @@ class Message(msgspec.Struct):
     reasoning: str | None = None
 
 
-class Function(msgspec.Struct):
+class Function(Json):
     """A tool."""
 
     name: str
@@ -95,47 +108,47 @@ class Function(msgspec.Struct):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct):
+class Tool(Json):
     """A tool, of the one type that there is here."""
 
     function: Function
     type: Literal["function"] = "function"
 
 
-class NamedFunction(msgspec.Struct):
+class NamedFunction(Json):
     """The name of a tool."""
 
     name: str
 
 
-class NamedTool(msgspec.Struct):
+class NamedTool(Json):
     """The one tool that must be called."""
 
     function: NamedFunction
     type: Literal["function"] = "function"
 
 
-class JsonSchema(msgspec.Struct):
+class JsonSchema(Json):
     """A JSON Schema and its name."""
 
     schema: msgspec.Raw = msgspec.Raw(b"")
     name: str = ""
 
 
-class ResponseFormat(msgspec.Struct):
+class ResponseFormat(Json):
     """What an answer has to be."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(Json):
     """What a stream of events has besides."""
 
     include_usage: bool | None = None
 
 
-class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
+class TemplateOptions(Json, forbid_unknown_fields=True):
     """Variables of the model's chat template."""
 
     enable_thinking: bool | None = None
@@ -143,7 +156,7 @@ class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
 
 
-class Generation(msgspec.Struct, kw_only=True):
+class Generation(Json, kw_only=True):
     """What chats and completions have in common."""
 
     model: str = ""
@@ -163,13 +176,13 @@ class Generation(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: msgspec.Raw = NULL
     skip_special_tokens: bool | None = None
     priority: Literal["low", "normal", "high"] | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    prompt_logprobs: Any = None
-    use_beam_search: Any = None
+    prompt_logprobs: msgspec.Raw = NULL
+    use_beam_search: msgspec.Raw = NULL
 
 
 class Chat(Generation, kw_only=True):
@@ -186,10 +199,10 @@ class Chat(Generation, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
     # Refused
-    audio: Any = None
-    functions: Any = None
-    function_call: Any = None
-    web_search_options: Any = None
+    audio: msgspec.Raw = NULL
+    functions: msgspec.Raw = NULL
+    function_call: msgspec.Raw = NULL
+    web_search_options: msgspec.Raw = NULL
     modalities: list[str] | None = None
     store: bool | None = None
     verbosity: str | None = None
@@ -201,7 +214,7 @@ Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]], msgspec.Meta
 class Completion(Generation, kw_only=True):
     """The body of /v1/completions."""
 
-    prompt: str | list[Any]
+    prompt: msgspec.Raw
     logprobs: int | None = None
     # Refused
     suffix: str | None = None
@@ -223,6 +236,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "echo": (None, False),
 }
 """Fields that are refused, and values that ask for nothing."""
+_LONGEST_NOTHING = 16
+"""Of these values, in bytes, with blanks."""
 _INSTEAD = {
     "functions": "; use tools",
     "function_call": "; use tool_choice",
@@ -249,15 +264,26 @@ def read(
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _violation(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BROKEN as error:
         raise InvalidRequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deep") from None
     for name, nothing in unsupported.items():
-        if getattr(found, name, None) not in nothing:
+        if _value(getattr(found, name, None)) not in nothing:
             why = f"is not supported by this server{_INSTEAD.get(name, '')}"
             raise UnsupportedFeatureError.of(name, why)
     return found
+
+
+def _value(given: Any) -> Any:
+    """Return a field's value; one of any type isn't read where it is long."""
+    if given is NULL:
+        return None
+    if not isinstance(given, msgspec.Raw) or len(memoryview(given)) > _LONGEST_NOTHING:
+        return given
+    with contextlib.suppress(*BROKEN):
+        return msgspec.json.decode(given)
+    return given
 
 
 def _violation(text: str) -> InvalidRequestError:

@@ -200,7 +200,10 @@ class Place:
 
 
 class Places(Ledger):
-    """Bounds what is open, in sum and by caller: who holds most loses what it doesn't use."""
+    """Bounds what is open, in sum and by caller: who holds most loses what it doesn't use.
+
+    If all is used, the caller that holds most loses one to those that hold less.
+    """
 
     def __init__(
         self,
@@ -233,7 +236,7 @@ class Places(Ledger):
         held = self._by_caller.get(caller_key, 0)
         if held >= self.most_per_caller and not self._take_away(caller_key, 1):
             return False
-        return self.used < self.most or self.make_room()
+        return self.used < self.most or self.make_room() or self._take_used(held)
 
     def make_room(self) -> bool:
         """Take unused places away from the caller who holds most of all that have some."""
@@ -261,11 +264,26 @@ class Places(Ledger):
     def _take_away(self, caller_key: Hashable, count: int) -> bool:
         taken = 0
         while taken < count and (place := self._oldest(caller_key)) is not None:
-            give_up = place.give_up
-            self.freed(place)
-            give_up()
+            self._close(place)
             taken += 1
         return taken > 0
+
+    def _take_used(self, held: int) -> bool:
+        """Take away what is in use, for a caller that holds ``held``: the newest of who holds most.
+
+        Each connection of HTTP/1.1 that is used has one request, so all may be used at once.
+        """
+        key = self._largest(self._by_caller)
+        if self._by_caller[key] <= held + 1 or len(self._unused[key]) == len(self._held[key]):
+            return False
+        place = next(place for place in reversed(self._held[key]) if place not in self._unused[key])
+        self._close(place)
+        return True
+
+    def _close(self, place: Place) -> None:
+        give_up = place.give_up
+        self.freed(place)
+        give_up()
 
     def _oldest(self, caller_key: Hashable) -> Place | None:
         first = next(iter(self._unused.get(caller_key, ())), None)

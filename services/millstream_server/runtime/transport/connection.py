@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from h2.errors import ErrorCodes
 
-from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
-from millstream_server.runtime.rpc.serving import no_first_message
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.connection_base import BaseConnection
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.frames import take_frame
 from millstream_server.runtime.transport.h2_state import LAST_STREAM, ServerState
 from millstream_server.runtime.transport.intake import STREAM_S, Intake, RateLimit, Work
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.output import Outbox
-from millstream_server.runtime.transport.sockets import certificate_names, peer_name
 from millstream_server.runtime.transport.stream import Stream
 
 if TYPE_CHECKING:
@@ -122,56 +117,33 @@ class Ending:
         self._h2.goaway(last, code, why)
 
 
-class Connection(asyncio.Protocol):
-    """An HTTP/2 connection with its RPCs. All calls come from the event loop's thread."""
+class Connection(BaseConnection):
+    """An HTTP/2 connection with its RPCs."""
 
     def __init__(self, server: H2Server, place: Place) -> None:
-        """Serve RPCs of ``server``; ``place`` is given back at the end."""
-        self.server = server
-        self.options = options = server.options
-        self.loop = asyncio.get_running_loop()
-        self.out = Outbox(self.loop)
+        """See `BaseConnection`."""
+        super().__init__(server, place)
+        options, bounds, now_s = self.options, self.bounds, self.loop.time()
         self.h2 = ServerState(options, self.out.send)
-        self.streams: dict[int, Stream] = {}
-        """Open RPCs by their streams' ids."""
-        self.peer = ""
-        self.caller_key = ""
-        self.certificate_names: Sequence[CertificateName] | None = None
-        now_s = self.loop.time()
         self.strikes = 0
         """Pings that came too soon since the caller last got a response."""
-        self.bounds = bounds = server.bounds
-        self.silent: dict[int, Stream] = {}
-        """RPCs whose first message has not come, the oldest first."""
-        self.brings_messages = False
-        """The last that was heard of its RPCs is a message, not that one ended without."""
         work, handle = Work(bounds.work, now_s), partial(take_frame, self)
         self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
         self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.ending = Ending(options, self.h2, now_s)
-        self._place = place
-        # Connections are short and it has no RPCs; one that comes now is retried.
+        # Connections are short: mostly it has no RPCs, and one that comes now is retried.
         place.give_up = partial(self.fail, ErrorCodes.NO_ERROR, "too many connections")
-        self._transport: Any = None
-        self.stuck_bytes = 0
-        """In the socket's buffer while it is full."""
         self._begun: list[Stream] = []
-        self.work_begun_s = 0.0
-        """About what requests will take whose messages have come in this slice."""
         self.block = HeaderBlock(self.h2.reader, bounds.received, now_s)
-        self._ended = False
 
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
         self.out.open(transport, self.h2)
         self._intake.open(transport)
-        self.peer = peer_name(transport.get_extra_info("peername"))
-        self.caller_key = key_of_address(self.peer)
-        self.certificate_names = certificate_names(transport)
-        self.h2.begin()
+        super().connection_made(transport)
         self.server.connections.add(self)
+        self.h2.begin()
 
     def data_received(self, data: bytes) -> None:
         self.ending.heard(self.loop.time())
@@ -189,20 +161,6 @@ class Connection(asyncio.Protocol):
             stream.start()
         self.block.count(self)
         return len(begun) * STREAM_S + work_s
-
-    def pause_writing(self) -> None:
-        """Note that the socket's buffer is full: it counts as unsent, like responses that wait."""
-        self.out.pause()
-        self.stuck_bytes = self._transport.get_write_buffer_size()
-        self.bounds.unsent.add(self, self.stuck_bytes)
-
-    def resume_writing(self) -> None:
-        self._unstuck()
-        self.out.resume()
-
-    def _unstuck(self) -> None:
-        stuck, self.stuck_bytes = self.stuck_bytes, 0
-        self.bounds.unsent.remove(self, stuck)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
@@ -249,16 +207,6 @@ class Connection(asyncio.Protocol):
         self.enhance_your_calm("too many headers of all callers haven't come whole")
 
     # ---- for streams ----------------------------------------------------------------------------
-
-    def awaits_message(self, stream_id: int) -> None:
-        self.silent[stream_id] = self.streams[stream_id]
-        self.bounds.silent.add(self)
-
-    def heard(self, stream_id: int, *, message: bool) -> None:
-        """Note that an RPC's first message has come; not ``message``: it has ended without."""
-        self.brings_messages = message
-        if self.silent.pop(stream_id, None) is not None:
-            self.bounds.silent.remove(self)
 
     def over(self, stream_id: int) -> None:
         if self.streams.pop(stream_id, None) is not None:
@@ -311,14 +259,3 @@ class Connection(asyncio.Protocol):
             self.end()
         else:
             self.end_if_unused()
-
-    def _goes_last(self) -> bool:
-        # One may be silent: its message is often among the bytes that wait.
-        return len(self.silent) > 1 or not self.brings_messages
-
-    def _end_silent(self, now_s: float) -> None:
-        for stream in list(self.silent.values()):
-            limit_s = stream.limit_s
-            if limit_s is not None and now_s - stream.begun_s < limit_s:
-                continue  # another method's limit may be shorter
-            stream.fail(no_first_message(limit_s or 0.0))

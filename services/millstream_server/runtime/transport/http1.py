@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
-from millstream_server.runtime.rpc.serving import Method, no_first_message
+from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.connection_base import BaseConnection
 from millstream_server.runtime.transport.cors import allowed, preflight
 from millstream_server.runtime.transport.headers import RequestHead
-from millstream_server.runtime.transport.http1_output import Http1Sender, head
+from millstream_server.runtime.transport.http1_output import Http1Sender, closing
 from millstream_server.runtime.transport.http1_requests import (
     BrokenError,
     Request,
@@ -24,9 +22,8 @@ from millstream_server.runtime.transport.http1_requests import (
 )
 from millstream_server.runtime.transport.http_stream import Asked, Body, HttpStream
 from millstream_server.runtime.transport.intake import STREAM_S, Intake, Work
-from millstream_server.runtime.transport.output import NoWindow, Outbox
+from millstream_server.runtime.transport.output import NoWindow
 from millstream_server.runtime.transport.probes import PROBES, ProbeResponse, refusal, respond
-from millstream_server.runtime.transport.sockets import certificate_names, peer_name
 from millstream_server.runtime.transport.stream import Stream
 from millstream_server.runtime.transport.web_requests import read_web
 from millstream_server.runtime.transport.web_stream import Http1WebStream, open_web
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-_NOT_COUNTED_BYTES = 1024
 _IDLE_S = 620.0
 """Longest time without a request. Load balancers keep idle connections for 60 to 600 s, and must be
 the ones that close them: else a request may be on its way when the server does."""
@@ -47,57 +43,35 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_ALPN = b"PRI * HTTP/2"
 
 
-class Http1Connection(asyncio.Protocol):
-    """Serves a connection. All calls come from the event loop's thread.
+class Http1Connection(BaseConnection):
+    """Serves a connection: `streams` has the one request that is served, if any.
 
     To its stream it is what `connection.Connection` is to one of HTTP/2.
     """
 
     def __init__(self, server: H2Server, place: Place) -> None:
-        """Serve requests of ``server``; ``place`` is given back at the end."""
-        self.server = server
-        self.options = server.options
-        self.loop = asyncio.get_running_loop()
-        self.out = Outbox(self.loop)
-        self.bounds = bounds = server.bounds
+        """See `BaseConnection`."""
+        super().__init__(server, place)
         self.h2 = NoWindow()
-        self.streams: dict[int, Stream] = {}
-        """The one that is served, if any."""
-        self.silent: dict[int, Stream] = {}
-        """Likewise, while its body hasn't come whole."""
-        self.peer = self.caller_key = ""
-        self.certificate_names: Sequence[CertificateName] | None = None
-        self.work_begun_s = 0.0
-        """About what requests will take whose bodies have come in this slice."""
-        self.stuck_bytes = 0
-        """In the socket's buffer while it is full."""
-        self.head_bytes = 0
-        """Of heads that haven't come whole, and of what waits behind a request; as counted."""
-        self._place = place
-        place.opened = True
         place.give_up = self.abort
         now_s = self.loop.time()
-        work = Work(bounds.work, now_s)
-        self._intake = Intake(self.loop, work, self._take, self._start, lambda: bool(self.silent))
-        self._reader = RequestReader(self.options.max_metadata_bytes)
+        work = Work(self.bounds.work, now_s)
+        self._intake = Intake(self.loop, work, self._take, self._start, self._goes_last)
+        self._reader = RequestReader(self.options.max_metadata_bytes, self.bounds.received)
         self._starting: Stream | None = None
         self._last_id = 0
         self._since_s = now_s
         """Since when no request is served, or one has begun to come."""
         age_s = self.options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311
         self._leaves_s = now_s + age_s if age_s else math.inf
-        self.takes_no_more = self._ended = False
-        self._transport: Any = None
+        self.takes_no_more = False
 
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
         self.out.open(transport, self.h2)
         self._intake.open(transport)
-        self.peer = peer_name(transport.get_extra_info("peername"))
-        self.caller_key = key_of_address(self.peer)
-        self.certificate_names = certificate_names(transport)
+        super().connection_made(transport)
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -106,20 +80,6 @@ class Http1Connection(asyncio.Protocol):
             self._answer(refusal(400, "HTTP/2 over TLS needs the ALPN protocol h2"))
         elif not self._reader.deaf:
             self._intake.take(data)
-
-    def pause_writing(self) -> None:
-        """See `Connection.pause_writing`."""
-        self.out.pause()
-        self.stuck_bytes = self._transport.get_write_buffer_size()
-        self.bounds.unsent.add(self, self.stuck_bytes)
-
-    def resume_writing(self) -> None:
-        self._unstuck()
-        self.out.resume()
-
-    def _unstuck(self) -> None:
-        stuck, self.stuck_bytes = self.stuck_bytes, 0
-        self.bounds.unsent.remove(self, stuck)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
@@ -135,11 +95,17 @@ class Http1Connection(asyncio.Protocol):
         self._unstuck()
         self._transport.abort()
 
+    shed_head = abort
+
+    @property
+    def head_bytes(self) -> int:
+        """See `RequestReader.counted_bytes`."""
+        return self._reader.counted_bytes
+
     def _stop(self) -> None:
         self._ended = True
         self._intake.stop()
-        self._reader.close()
-        self._count(0)
+        self._reader.close(self)
 
     def _close(self, *, linger: bool = False) -> None:
         """Close behind what is to be sent; ``linger``: the caller may still be sending."""
@@ -172,7 +138,7 @@ class Http1Connection(asyncio.Protocol):
             return False
         if not begun:
             self._since_s = self.loop.time()
-        self._count(self._reader.held_bytes)
+        self._reader.count(self)  # it may end this connection
         return more
 
     def _refuse(self, error: BrokenError) -> None:
@@ -182,18 +148,6 @@ class Http1Connection(asyncio.Protocol):
             return
         self._reader.deaf = True
         stream.fail(InvalidRequestError(f"the body can't be read: {error}"))
-
-    def _count(self, nbytes: int) -> None:
-        """Count what isn't parsed in the bound of all; it may end this connection."""
-        nbytes = nbytes if nbytes > _NOT_COUNTED_BYTES else 0
-        more, self.head_bytes = nbytes - self.head_bytes, nbytes
-        if more > 0:
-            self.bounds.received.add(self, more)
-        elif more:
-            self.bounds.received.remove(self, -more)
-
-    def shed_head(self) -> None:
-        self.abort()
 
     def _begin_next(self) -> None:
         """Begin to serve the first request whose head is there, if none is served.
@@ -249,13 +203,8 @@ class Http1Connection(asyncio.Protocol):
     def _answer(self, answer: ProbeResponse) -> None:
         """Answer the first request without serving it, and close."""
         request = self._reader.first
-        body = b"" if request is not None and request.verb == "HEAD" else answer.body
-        # `upgrade` must be named here (RFC 9110, 7.8).
-        named = [name for name, _ in answer.headers if name == "upgrade"]
-        length = ("content-length", str(len(answer.body)))
-        closes = ("connection", ", ".join(["close", *named]))
-        headers = (*answer.headers, length, closes)
-        self.out.send(head(answer.status, headers, closes=False) + body)
+        bare = request is not None and request.verb == "HEAD"
+        self.out.send(closing(answer, bare=bare))
         self._close(linger=request is None or not request.whole)
 
     # ---- for its stream, as `Connection` ---------------------------------------------------------
@@ -270,14 +219,6 @@ class Http1Connection(asyncio.Protocol):
         """Whether the connection ends behind the response that begins."""
         request = self._reader.first
         return self.takes_no_more or request is None or not (request.keeps and request.whole)
-
-    def awaits_message(self, stream_id: int) -> None:
-        self.silent[stream_id] = self.streams[stream_id]
-        self.bounds.silent.add(self)
-
-    def heard(self, stream_id: int, *, message: bool) -> None:
-        if self.silent.pop(stream_id, None) is not None:
-            self.bounds.silent.remove(self)
 
     def over(self, stream_id: int) -> None:
         """Go on with the next request, or close, if the response was sent."""
@@ -309,9 +250,7 @@ class Http1Connection(asyncio.Protocol):
         if now_s >= self._leaves_s:
             self._leaves_s = math.inf
             self.takes_no_more = True  # the next response says so: its client may be sending now
-        for stream in list(self.silent.values()):
-            if stream.limit_s is not None and now_s - stream.begun_s >= stream.limit_s:
-                stream.fail(no_first_message(stream.limit_s))
+        self._end_silent(now_s)
         limit_s = self.options.headers_s if self._reader.begun else _IDLE_S
         if not self.streams and now_s - self._since_s > limit_s:
             self._close()

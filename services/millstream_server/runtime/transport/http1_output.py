@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from millstream_server.runtime.rpc.http import Headers, Refusal
 from millstream_server.runtime.transport.http_stream import BodySender
 from millstream_server.runtime.transport.output import NoWindow, Serialize
+from millstream_server.runtime.transport.probes import ProbeResponse
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.http1 import Http1Connection
@@ -50,6 +51,16 @@ def head(status: int, headers: Headers, *, closes: bool) -> bytes:
     if closes:
         lines.append("connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def closing(response: ProbeResponse, *, bare: bool) -> bytes:
+    """Make a response behind which the connection ends; ``bare``: to HEAD."""
+    # `upgrade` must be named here (RFC 9110, 7.8).
+    named = [name for name, _ in response.headers if name == "upgrade"]
+    length = ("content-length", str(len(response.body)))
+    ends = ("connection", ", ".join(["close", *named]))
+    begun = head(response.status, (*response.headers, length, ends), closes=False)
+    return begun if bare else begun + response.body
 
 
 class Http1Sender(BodySender):

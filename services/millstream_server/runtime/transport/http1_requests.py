@@ -12,12 +12,14 @@ from typing import Any
 
 import httptools
 
+from millstream_server.runtime.rpc.ledger import Holder, Ledger
 from millstream_server.runtime.transport.stream import Stream
 
 _SLICE_BYTES = 16 << 10
 """Parsed at once: some hundred of the shortest requests, in about a millisecond."""
 _MOST_AHEAD_BYTES = 64 << 10
 """Of requests that are sent before the response of the one before them; few clients do that."""
+_NOT_COUNTED_BYTES = 1024
 _VERSIONS = ("1.0", "1.1")
 
 
@@ -89,14 +91,15 @@ def _too_long(most_bytes: int) -> BrokenError:
 class RequestReader:
     """Parses what comes. The first of `requests` is served; those behind it wait."""
 
-    def __init__(self, most_head_bytes: int) -> None:
-        """Take heads of up to ``most_head_bytes``."""
+    def __init__(self, most_head_bytes: int, received: Ledger) -> None:
+        """Take heads of up to ``most_head_bytes``; `count` what isn't parsed in ``received``."""
         self.requests: deque[Request] = deque()
-        self.held_bytes = 0
-        """Of what isn't parsed, and of the head begun."""
+        self.counted_bytes = 0
+        """Of the head begun, and of what waits behind a request."""
         self.deaf = False
         """What comes is dropped."""
         self._most_head_bytes = most_head_bytes
+        self._received = received
         self._head_bytes = 0
         self._unread = bytearray()
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -110,13 +113,24 @@ class RequestReader:
         """Whether a request has begun to come."""
         return bool(self.requests or self._head_bytes)
 
-    def close(self) -> None:
+    def close(self, holder: Holder) -> None:
         """Forget all; nothing can be taken any more."""
         self.deaf = True
         self.requests.clear()
         self._unread = bytearray()
-        self.held_bytes = 0
+        self._head_bytes = 0
+        self.count(holder)
         self._parser = None  # it knows this object
+
+    def count(self, holder: Holder) -> None:
+        """Count what isn't parsed in the bound of all."""
+        held = len(self._unread) + self._head_bytes
+        held = held if held > _NOT_COUNTED_BYTES else 0
+        more, self.counted_bytes = held - self.counted_bytes, held
+        if more > 0:
+            self._received.add(holder, more)
+        elif more:
+            self._received.remove(holder, -more)
 
     def take(self, data: bytes) -> bool:
         """Parse a slice of what came; return whether there is more that can be parsed now.
@@ -134,7 +148,6 @@ class RequestReader:
             part = bytes(self._unread[:_SLICE_BYTES])
             del self._unread[:_SLICE_BYTES]
             self._parse(part)
-        self.held_bytes = len(self._unread) + self._head_bytes
         return bool(self._unread) and not self._must_wait
 
     @property

@@ -105,6 +105,7 @@ class Bounds:
         self.work = WorkShare(options.loop_share)
         self.taken_bytes = 0
         """Received in this second."""
+        self._many_ended = False
         self._most_bytes = 0
         """About what was held at most since memory was last given back."""
         self._taken_bytes = 0
@@ -119,11 +120,16 @@ class Bounds:
         self._taken_bytes += taken
         held = self.received.used + self.unsent.used
         passed = self._taken_bytes > _TRIM_BYTES and taken < _QUIET_BYTES
-        ended = self.streams.peak > _MANY_STREAMS and self.streams.used < self.streams.peak // 8
+        ended = self._many_ended
         if ended:
-            self.streams.peak = self.streams.used
             # Those that were cut off left reference cycles. Nothing else may be made for long.
             gc.collect()
+        # A second later: the tasks of those that were cut off at once still run now.
+        self._many_ended = (
+            self.streams.peak > _MANY_STREAMS and self.streams.used < self.streams.peak // 8
+        )
+        if self._many_ended:
+            self.streams.peak = self.streams.used
         if ended or passed or self._most_bytes - held > _TRIM_BYTES:
             trim_in_background()
             self._most_bytes, self._taken_bytes = held, 0
