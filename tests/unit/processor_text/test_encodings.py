@@ -21,6 +21,12 @@ CASES = [
     for golden in json.loads(file.read_text("utf-8"))
 ]
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+MODEL_TYPES = {
+    "deepseek-v3.2": "deepseek_v32",
+    "deepseek-v4": "deepseek_v4",
+    "deepseek-v4.1": "deepseek_v41",
+    "kimi-k3": "kimi_k3",
+}
 
 
 def encoding(name: str, tmp_path: Path) -> Encoding:
@@ -30,8 +36,7 @@ def encoding(name: str, tmp_path: Path) -> Encoding:
         (tmp_path / "tekken.json").write_text(json.dumps({"config": {"version": version}}))
     else:
         (tmp_path / "tokenizer.json").write_text("{}")
-    model_types = {"deepseek-v3.2": "deepseek_v32", "deepseek-v4": "deepseek_v4"}
-    found = find_encoding(find(tmp_path), {"model_type": model_types.get(name)})
+    found = find_encoding(find(tmp_path), {"model_type": MODEL_TYPES.get(name)})
     assert found is not None
     assert found.name == name
     return found
@@ -74,8 +79,7 @@ def test_a_prompt_is_the_makers(golden: dict[str, Any], tmp_path: Path) -> None:
 
 def test_there_are_goldens_of_each_encoding() -> None:
     assert {golden["encoding"] for golden in CASES} == {
-        "deepseek-v3.2",
-        "deepseek-v4",
+        *MODEL_TYPES,
         *(f"mistral-v{version}" for version in (3, 7, 11, 13)),
     }
 
@@ -87,9 +91,34 @@ def test_an_unknown_version_or_model_has_no_encoding(tmp_path: Path) -> None:
     assert find_encoding(find(tmp_path), {"model_type": "llama"}) is None
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4"])
+@pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_result_without_its_call_is_refused_with_a_sentence(name: str, tmp_path: Path) -> None:
     template = ChatTemplate({"default": encoding(name, tmp_path).template}, {})
     stray = [ChatMessage(ChatRole.USER, "hi"), ChatMessage(ChatRole.TOOL, "x", tool_call_id="1")]
     with pytest.raises(InvalidRequestError, match="must follow the answer with its call"):
         template.render(stray)
+
+
+CLOSES_REASONING = dict.fromkeys(MODEL_TYPES, "</think>") | {
+    "kimi-k3": "<|close|>think<|sep|><|open|>response<|sep|>"
+}
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_a_continued_answer_is_behind_what_a_question_ends_with(name: str, tmp_path: Path) -> None:
+    template = ChatTemplate({"default": encoding(name, tmp_path).template}, {})
+    asked = [ChatMessage(ChatRole.USER, "hi")]
+    begun = ChatMessage(ChatRole.ASSISTANT, "No", reasoning="hm")
+    thinking = {"thinking": True}
+    prompt = template.render([*asked, begun], continues="it", variables=thinking)
+    assert prompt == template.render(asked, variables=thinking) + f"hm{CLOSES_REASONING[name]}No"
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4", "deepseek-v4.1", "kimi-k3"])
+def test_an_effort_that_the_model_does_not_know_is_refused(name: str, tmp_path: Path) -> None:
+    template = ChatTemplate({"default": encoding(name, tmp_path).template}, {})
+    asked = [ChatMessage(ChatRole.USER, "hi")]
+    with pytest.raises(InvalidRequestError, match="reasoning_effort must be low, high or max"):
+        template.render(asked, variables={"reasoning_effort": "extreme"})
+    off = template.render(asked, variables={"reasoning_effort": "none"})
+    assert off == template.render(asked, variables={"thinking": False})
