@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream_server.media.items import Modality
@@ -22,6 +22,7 @@ from millstream_server.processor.text.messages import (
     Tool,
     ToolCall,
 )
+from millstream_server.processor.text.switches import Switches, thinking
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
@@ -65,25 +66,23 @@ def answers_of(
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         must_call=must_call,
         only=only,
-        variables=_variables(asked.thinking, template),
+        switches=_switches(asked.thinking, template),
     )
 
 
-def _variables(
-    thinking: schema.Thinking | None, template: ChatTemplate | None
-) -> Mapping[str, Sequence[tuple[str, Any]]]:
-    """Return what the template calls reasoning; nothing if it doesn't let one choose.
+def _switches(asked: schema.Thinking | None, template: ChatTemplate | None) -> Switches:
+    """Return the switch of reasoning; nothing if the template doesn't let one choose.
 
     Clients ask for it of every model.
     """
-    if thinking is None or template is None:
+    if asked is None or template is None:
         return {}
-    on = thinking.type != "disabled"
-    names = [("enable_thinking", on), ("thinking", on)]
+    switches = {"thinking": thinking(on=asked.type != "disabled")}
     try:
-        return {"thinking": [template.variable(names, "thinking")]}
+        template.variable(switches["thinking"], "thinking")
     except UnsupportedFeatureError:
         return {}
+    return switches
 
 
 def tools_of(asked: schema.Count) -> list[Tool]:

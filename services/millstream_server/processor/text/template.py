@@ -18,7 +18,8 @@ from millstream_server.processor.text.messages import (
     tool_for_template,
 )
 from millstream_server.processor.text.model_files import UnusableModelError
-from millstream_server.processor.text.sandbox import compile_template
+from millstream_server.processor.text.sandbox import compile_template, variables_of
+from millstream_server.processor.text.switches import Switch
 from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
@@ -77,6 +78,7 @@ class ChatTemplate:
         self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
         self.source = "\n".join(sources.values())
         """All templates' text, to look for words in."""
+        self._reads = frozenset().union(*map(variables_of, sources.values()))
 
     @property
     def available(self) -> bool:
@@ -168,16 +170,17 @@ class ChatTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
-    def variable(self, choices: Sequence[tuple[str, Any]], field: str) -> tuple[str, Any]:
-        """Return the first of some variables, with its value, that the template knows.
+    def variable(self, choices: Sequence[Switch], field: str) -> tuple[str, Any]:
+        """Return the first of some variables, with its value, that the template has.
 
         Raises:
-            UnsupportedFeatureError: it knows none; ``field`` asked for it.
+            UnsupportedFeatureError: it has none; ``field`` asked for it.
         """
-        for name, value in choices:
-            if re.search(rf"\b{re.escape(name)}\b", self.source):
-                return name, value
-        names = " or ".join(name for name, _ in choices)
+        for switch in choices:
+            spelled = f"'{switch.word}'" in self.source or f'"{switch.word}"' in self.source
+            if switch.name in self._reads and (spelled or not switch.word):
+                return switch.name, switch.value
+        names = " or ".join(dict.fromkeys(switch.name for switch in choices))
         sentence = f"this model's chat template has no variable {names}"
         raise UnsupportedFeatureError.of(field, sentence)
 
