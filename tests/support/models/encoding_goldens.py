@@ -3,7 +3,8 @@
 By hand, where that code is: `python -m tests.support.models.encoding_goldens mistral TEKKEN_JSON`
 with mistral-common 1.13, `… deepseek` with SGLang 0.5.23, which has DeepSeek's file for V3.2,
 `… deepseek-v4` with deepseek-recipe 0.2, DeepSeek's package for V4 and V4.1, `… kimi-k3 FILE` with
-Moonshot's encoding_k3.py, or a file that has its `build_chat_segments`.
+Moonshot's encoding_k3.py, or a file that has its `build_chat_segments`. `harmony_goldens.py` does
+the same for gpt-oss.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ _WITH_EFFORTS = frozenset(("a question", "tools"))
 def deepseek() -> list[dict[str, Any]]:
     encode = _makers_file("sglang", "srt/entrypoints/openai/encoding_dsv32.py").encode_messages
     return [
-        _golden(
+        golden(
             "deepseek-v3.2",
             name,
             encode(_given(name, thinking, "reasoning_content"), thinking_mode=_MODES[thinking]),
@@ -116,13 +117,13 @@ def deepseek_v4() -> list[dict[str, Any]]:
         for name, thinking, effort in _asked():
             asked = {
                 "model": model,
-                "messages": _messages(name, thinking, "reasoning_content"),
+                "messages": messages_of(name, "reasoning_content", reasons=thinking),
                 "thinking": {"type": "enabled" if thinking else "disabled"},
                 "tools": TOOLS if CONVERSATIONS[name][1] else [],
             } | effort
             request = recipe.ChatCompletionRequest(asked).convert(recipe.ConversionOptions())
             prompt = encoder.render_conversation(request.conversation).prompt
-            found.append(_golden(encoding, name, prompt, thinking=thinking, **effort))
+            found.append(golden(encoding, name, prompt, thinking=thinking, **effort))
     return found
 
 
@@ -131,13 +132,13 @@ def kimi_k3(file: Path) -> list[dict[str, Any]]:
     found = []
     for name, thinking, effort in _asked():
         segments = build(
-            _messages(name, thinking, "reasoning_content"),
+            messages_of(name, "reasoning_content", reasons=thinking),
             TOOLS if CONVERSATIONS[name][1] else None,
             thinking=thinking,
             thinking_effort=effort.get("reasoning_effort", "max"),  # as Moonshot's tokenizer has it
         )
         prompt = "".join(segment.text for segment in segments)
-        found.append(_golden("kimi-k3", name, prompt, thinking=thinking, **effort))
+        found.append(golden("kimi-k3", name, prompt, thinking=thinking, **effort))
     return found
 
 
@@ -155,13 +156,13 @@ _MODES = ("chat", "thinking")
 
 
 def _given(name: str, reasons: bool, key: str) -> list[dict[str, Any]]:  # noqa: FBT001
-    messages = _messages(name, reasons, key)
+    messages = messages_of(name, key, reasons=reasons)
     if CONVERSATIONS[name][1]:
         messages[0]["tools"] = TOOLS
     return messages
 
 
-def _messages(name: str, reasons: bool, key: str) -> list[dict[str, Any]]:  # noqa: FBT001
+def messages_of(name: str, key: str, *, reasons: bool) -> list[dict[str, Any]]:
     messages, _ = copy.deepcopy(CONVERSATIONS[name])
     for message in messages:
         if reasons and message["role"] == "assistant":
@@ -214,17 +215,22 @@ def mistral(tekken: Path) -> list[dict[str, Any]]:
                 messages=copy.deepcopy(messages), tools=TOOLS if with_tools else None
             )
             encoded = tokenizer.encode_chat_completion(asked)
-            found.append(_golden(f"mistral-v{version}", name, encoded.text))
+            found.append(golden(f"mistral-v{version}", name, encoded.text))
     return found
 
 
-def _golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> dict[str, Any]:
+def golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> dict[str, Any]:
     return {
         "encoding": encoding,
         "conversation": conversation,
         "variables": variables,
         "prompt": prompt,
     }
+
+
+def write(kind: str, goldens: list[dict[str, Any]]) -> None:
+    text = json.dumps(goldens, ensure_ascii=False, indent=1)
+    (GOLDENS / f"{kind}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
@@ -237,5 +243,4 @@ if __name__ == "__main__":
         "mistral": mistral,
     }
     goldens = makers[kind](*map(Path, given))
-    text = json.dumps(goldens, ensure_ascii=False, indent=1)
-    (GOLDENS / f"{kind}.json").write_text(f"{text}\n", encoding="utf-8")
+    write(kind, goldens)

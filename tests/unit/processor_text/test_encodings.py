@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from millstream_server.formats.families import FORMATS
+from millstream_server.processor.text import sandbox
 from millstream_server.processor.text.encodings import Encoding, find_encoding
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.processor.text.vocabularies.finding import find
 from millstream_server.runtime.errors import InvalidRequestError
+from tests.support.answers import parser, read
 from tests.support.models.encoding_goldens import CONVERSATIONS, GOLDENS, TOOLS
+from tests.support.models.harmony_goldens import DATE, SCHEMA_TOOLS
 
 CASES = [
     golden
@@ -25,8 +30,17 @@ MODEL_TYPES = {
     "deepseek-v3.2": "deepseek_v32",
     "deepseek-v4": "deepseek_v4",
     "deepseek-v4.1": "deepseek_v41",
+    "harmony": "gpt_oss",
     "kimi-k3": "kimi_k3",
 }
+
+
+class FixedDate(datetime):
+    """The day on which the goldens were made."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return cls.fromisoformat(DATE).replace(tzinfo=tz)
 
 
 def encoding(name: str, tmp_path: Path) -> Encoding:
@@ -36,7 +50,7 @@ def encoding(name: str, tmp_path: Path) -> Encoding:
         (tmp_path / "tekken.json").write_text(json.dumps({"config": {"version": version}}))
     else:
         (tmp_path / "tokenizer.json").write_text("{}")
-    found = find_encoding(find(tmp_path), {"model_type": MODEL_TYPES.get(name)})
+    found = find_encoding(find(tmp_path), {"model_type": MODEL_TYPES.get(name)}, {})
     assert found is not None
     assert found.name == name
     return found
@@ -58,23 +72,42 @@ def messages(given: list[dict[str, Any]], *, reasons: bool) -> list[ChatMessage]
     ]
 
 
-def tools() -> list[Tool]:
-    functions = [tool["function"] for tool in TOOLS]
+def tools(given: list[dict[str, Any]]) -> list[Tool]:
+    functions = [tool["function"] for tool in given]
     return [Tool(f["name"], f["description"], json.dumps(f["parameters"])) for f in functions]
 
 
-@pytest.mark.parametrize(
-    "golden", CASES, ids=lambda g: f"{g['encoding']}, {g['conversation']}, {g['variables']}"
-)
-def test_a_prompt_is_the_makers(golden: dict[str, Any], tmp_path: Path) -> None:
+def named(golden: dict[str, Any]) -> str:
+    what = "schemas" if golden.get("schemas") else golden["conversation"]
+    return f"{golden['encoding']}, {what}, {golden['variables']}"
+
+
+@pytest.mark.parametrize("golden", CASES, ids=named)
+def test_a_prompt_is_the_makers(
+    golden: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "datetime", FixedDate)
     given, with_tools = CONVERSATIONS[golden["conversation"]]
+    known = SCHEMA_TOOLS if golden.get("schemas") else TOOLS if with_tools else []
     template = ChatTemplate({"default": encoding(golden["encoding"], tmp_path).template}, NAMES)
+    reasons = golden["encoding"] == "harmony" or golden["variables"].get("thinking", False)
     prompt = template.render(
-        messages(given, reasons=golden["variables"].get("thinking", False)),
-        tools() if with_tools else (),
-        variables=golden["variables"],
+        messages(given, reasons=reasons), tools(known), variables=golden["variables"]
     )
     assert prompt == golden["prompt"]
+
+
+@pytest.mark.parametrize("name", sorted({golden["encoding"] for golden in CASES}))
+def test_the_call_that_a_prompt_shows_is_read_as_the_models_own(name: str, tmp_path: Path) -> None:
+    asked, answered = (
+        next(g["prompt"] for g in CASES if (g["encoding"], g["conversation"]) == (name, what))
+        for what in ("tools", "a result")
+    )
+    assert answered.startswith(asked)
+    form = FORMATS[encoding(name, tmp_path).answers]
+    parts = read(parser(form, prompt=asked), [answered.removeprefix(asked)])
+    _, _, tool, arguments = next(part for part in parts if part[0] == "call")
+    assert (tool, json.loads(arguments)) == ("weather", {"city": "Zürich", "n": 2})
 
 
 def test_there_are_goldens_of_each_encoding() -> None:
@@ -86,9 +119,9 @@ def test_there_are_goldens_of_each_encoding() -> None:
 
 def test_an_unknown_version_or_model_has_no_encoding(tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text('{"config": {"version": "v99"}}')
-    assert find_encoding(find(tmp_path), {}) is None
+    assert find_encoding(find(tmp_path), {}, {}) is None
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert find_encoding(find(tmp_path), {"model_type": "llama"}) is None
+    assert find_encoding(find(tmp_path), {"model_type": "llama"}, {}) is None
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
@@ -100,8 +133,11 @@ def test_a_result_without_its_call_is_refused_with_a_sentence(name: str, tmp_pat
 
 
 CLOSES_REASONING = dict.fromkeys(MODEL_TYPES, "</think>") | {
-    "kimi-k3": "<|close|>think<|sep|><|open|>response<|sep|>"
+    "harmony": "<|end|><|start|>assistant<|channel|>final<|message|>",
+    "kimi-k3": "<|close|>think<|sep|><|open|>response<|sep|>",
 }
+OPENS_REASONING = {"harmony": "<|channel|>analysis<|message|>"}
+"""Where the prompt of a question leaves it to the model whether it reasons."""
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
@@ -111,7 +147,22 @@ def test_a_continued_answer_is_behind_what_a_question_ends_with(name: str, tmp_p
     begun = ChatMessage(ChatRole.ASSISTANT, "No", reasoning="hm")
     thinking = {"thinking": True}
     prompt = template.render([*asked, begun], continues="it", variables=thinking)
-    assert prompt == template.render(asked, variables=thinking) + f"hm{CLOSES_REASONING[name]}No"
+    reasons = f"{OPENS_REASONING.get(name, '')}hm{CLOSES_REASONING[name]}"
+    assert prompt == template.render(asked, variables=thinking) + f"{reasons}No"
+
+
+def test_gpt_oss_template_is_ours_only_where_its_own_hides_calls(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    source, config = find(tmp_path), {"model_type": "gpt_oss"}
+    hides = {"default": "{% set tool_call = message.tool_calls[0] %}"}
+    found = find_encoding(source, config, hides)
+    assert found is not None
+    assert (found.name, found.reason) == (
+        "harmony",
+        "the checkpoint's template shows only the first of several calls",
+    )
+    assert find_encoding(source, config, {"default": "{{ messages }}"}) is None
+    assert find_encoding(source, {"model_type": "llama"}, hides) is None
 
 
 @pytest.mark.parametrize("name", ["deepseek-v4", "deepseek-v4.1", "kimi-k3"])

@@ -181,6 +181,8 @@ class TokenizerFiles:
     """The vocabulary's kind and file, for people."""
     template_source: str
     """Whose the templates are, and why, for people; empty: there is none."""
+    answers: str
+    """The format in which a model answers whose encoding is one of ours; empty: it isn't."""
 
 
 def read_tokenizers(paths: Sequence[Path]) -> list[TokenizerFiles]:
@@ -223,7 +225,7 @@ def _read(path: Path) -> dict[str, Any]:
             fast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         given = fast.chat_template
         templates = {"default": given} if isinstance(given, str) else dict(given or {})
-        encoding = None if templates else find_encoding(source, _read_object(path / "config.json"))
+        encoding = find_encoding(source, _read_object(path / "config.json"), templates)
     except Exception as error:  # noqa: BLE001 - the tokenizers binding raises no narrower class
         return {"error": str(error)}
     if encoding:
@@ -245,6 +247,7 @@ def _read(path: Path) -> dict[str, Any]:
         )
         if templates
         else "",
+        answers=encoding.answers if encoding else "",
     )
     return asdict(found)
 
