@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.processor.text.vocabularies.finding import VocabularyFile
-from millstream_server.processor.text.vocabularies.tekken import version_of
-
 _BY_MODEL_TYPE = {
     "deepseek_v32": "deepseek-v3.2",
     "deepseek_v4": "deepseek-v4",
@@ -39,23 +36,22 @@ class Encoding:
 
 
 def find_encoding(
-    source: VocabularyFile, config: Mapping[str, Any], own: Mapping[str, str]
+    config: Mapping[str, Any], own: Mapping[str, str], tekken: str = ""
 ) -> Encoding | None:
     """Return the encoding of a checkpoint; None: its own templates are used, or none is known.
 
     ``config`` is config.json, ``own`` are its templates, which come first if they show all that a
-    conversation has.
+    conversation has; ``tekken`` is the version of a tekken file.
     """
     if own:
         return _in_place_of(own, config)
-    if source.kind is not None and source.kind.name == "tekken":
-        version = version_of(source.file)
-        number = version.removeprefix("v")
+    if tekken:
+        number = tekken.removeprefix("v")
         answers = _TEKKEN_FORMATS.get(int(number)) if number.isdecimal() else None
         if answers is None:
             return None
-        reason = f"{source.file.name} has the version {version}"
-        return Encoding(f"mistral-{version}", answers, _read("mistral", number), reason)
+        reason = f"its tekken file has the version {tekken}"
+        return Encoding(f"mistral-{tekken}", answers, _read("mistral", number), reason)
     model_type = str(config.get("model_type"))
     name = _BY_MODEL_TYPE.get(model_type)
     if name is None:
