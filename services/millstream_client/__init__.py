@@ -4,7 +4,14 @@ from millstream.v1.chat_pb2 import ChatMessage, ChatTool
 from millstream.v1.diffusion_pb2 import DiffusionProgress, ImageFormat, OutputDelivery
 from millstream.v1.embedding_pb2 import RankedDocument
 from millstream.v1.generation_pb2 import FinishReason
-from millstream.v1.processor_pb2 import ChoiceDelta, ReasoningOptions, ServedModel, ToolChoice
+from millstream.v1.processor_pb2 import (
+    AnswerReading,
+    ChoiceDelta,
+    ReasoningOptions,
+    RenderResponse,
+    ServedModel,
+    ToolChoice,
+)
 from millstream.v1.sampling_pb2 import Constraint, LogprobOptions, SamplingParams
 from millstream.v1.usage_pb2 import GenerationUsage
 from millstream_client.answers import Answer, Choice
@@ -52,6 +59,7 @@ __all__ = [
     "NO_RETRY",
     "Answer",
     "AnswerFormatError",
+    "AnswerReading",
     "AnswerStream",
     "CallArguments",
     "CallEnded",
@@ -91,6 +99,7 @@ __all__ = [
     "RankedDocument",
     "ReasoningOptions",
     "ReasoningPiece",
+    "RenderResponse",
     "RequestCancelledError",
     "Retry",
     "SamplingParams",

@@ -149,3 +149,18 @@ class Answer:
             self.longest_pacing_interval_s = pacing.ToNanoseconds() / 1e9
             self.weight_version = message.finished.weight_version
             self.complete = True
+
+
+class ParsedAnswer(Answer):
+    """An answer that came of no request of this client's."""
+
+    __slots__ = ()
+
+    def add(self, message: Any) -> None:
+        """Add one message of Parse."""
+        if not self.choices:
+            self.choices.append(Choice())
+        self.choices[0].add(processor_pb2.ChoiceDelta(events=message.events))
+        if message.HasField("finished"):
+            self.usage.reasoning_tokens = message.finished.reasoning_tokens
+            self.complete = True

@@ -9,6 +9,7 @@ import grpc
 
 from millstream.v1 import diffusion_pb2, embedding_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client import diffusion_requests, requests, vector_requests
+from millstream_client.answers import Answer
 from millstream_client.chat import ask
 from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation
@@ -139,6 +140,43 @@ class Client:
         """Make a conversation of several turns; ``messages`` come before the first."""
         said = requests.messages(messages, system)
         return Conversation(self.connection, _history(said, **knobs))
+
+    async def render(
+        self,
+        messages: ChatInput,
+        *,
+        system: str | None = None,
+        timeout_s: float | None = None,
+        **knobs: Unpack[ChatKnobs],
+    ) -> processor_pb2.RenderResponse:
+        """Return the prompt that `chat` would send to the model, as text and as token ids.
+
+        Its ``reading`` is what `parse` needs to read the answer to it.
+
+        Raises:
+            MediaFileError: the file of an image or a video can't be read.
+        """
+        start = requests.chat_start(**knobs)
+        start.messages.extend(await requests.read_messages(requests.messages(messages, system)))
+        request = processor_pb2.RenderRequest(start=start)
+        return await self.connection.call(
+            f"/{SERVICE}/Render", processor_pb2.RenderResponse, request, timeout_s
+        )
+
+    async def parse(
+        self,
+        answer: TextOrIds,
+        reading: processor_pb2.AnswerReading | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """Tell reasoning, text and calls of a whole answer apart, which came from elsewhere.
+
+        ``answer`` is its token ids, or its text with the special tokens that mark something;
+        ``reading`` is `render`'s, or says the model or the format.
+        """
+        request = requests.parse_request(answer, reading)
+        return await self.connection.parse(request, timeout_s)
 
     async def tokenize(
         self,

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import embedding_pb2, processor_pb2, processor_pb2_grpc
+from millstream_client.answers import ParsedAnswer
 from millstream_client.errors import DeadlineExceededError, UnavailableError
 from millstream_client.request import NO_RETRY, Request, Retry, client_closed
 from millstream_client.results import CollectedVectors, Embeddings, GeneratedMedia
@@ -90,6 +91,16 @@ class Connection:
         request = Request(self, timeout_s, message.request_id)
         rpc, response = f"/{SERVICE}/Complete", processor_pb2.CompleteResponse
         return AnswerStream(request, self._stream(request, request.answer, rpc, response, message))
+
+    async def parse(
+        self, message: processor_pb2.ParseRequest, timeout_s: float | None
+    ) -> ParsedAnswer:
+        answer = ParsedAnswer(model=message.reading.model)
+        request = Request(self, timeout_s, collected=answer)
+        rpc, response = f"/{SERVICE}/Parse", processor_pb2.ParseResponse
+        async for _ in self._stream(request, answer, rpc, response, message):
+            pass
+        return answer
 
     def media(self, response: type[Any], message: Any, timeout_s: float | None) -> MediaStream:
         """Prepare a request for images or videos; ``response`` is the type of its messages."""

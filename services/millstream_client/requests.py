@@ -241,6 +241,19 @@ def complete_request(
     return request
 
 
+def parse_request(
+    said: TextOrIds, reading: processor_pb2.AnswerReading | None
+) -> processor_pb2.ParseRequest:
+    """Make the request of Parse for a whole answer, of text or token ids."""
+    request = processor_pb2.ParseRequest(reading=reading or processor_pb2.AnswerReading())
+    if isinstance(said, str):
+        request.text = said
+    else:
+        request.token_ids.SetInParent()
+        request.token_ids.ids.extend(said)
+    return request
+
+
 def tokenize_request(
     said: TextInput, *, model: str, tools: Sequence[openai_shapes.Tool], special_tokens: bool
 ) -> processor_pb2.TokenizeRequest:

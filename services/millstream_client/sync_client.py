@@ -113,6 +113,8 @@ class SyncClient(_Facade[Client]):
     chat = _forward(Client.chat, SyncAnswerStream)
     complete = _forward(Client.complete, SyncAnswerStream)
     conversation = _forward(Client.conversation, SyncConversation)
+    render = _forward(Client.render, Background.run)
+    parse = _forward(Client.parse, Background.run)
     tokenize = _forward(Client.tokenize, Background.run)
     detokenize = _forward(Client.detokenize, Background.run)
     generate_image = _forward(Client.generate_image, SyncMediaStream)

@@ -71,6 +71,7 @@ _SNIPPETS = {
     "client.conversation": Shown("5 messages"),
     "run.answers[0].tool_calls": Shown(r"\S"),
     "for event in run": Shown(r"\S"),
+    "client.parse": Shown(r"\d+ prompt tokens\n(.|\n)*\S"),
     "image=picture": Shown("prompt tokens are the image", "takes no image now"),
     "Image(picture)": Shown(r"\S", "takes no image now"),
     "generate_image": Shown("circle.png made with seed 7", "no model here makes images"),

@@ -49,7 +49,12 @@ from millstream_server.cli.flags import (
     fail,
 )
 from millstream_server.cli.sampling_flags import add_sampling_flags, knobs_given
-from millstream_server.cli.tool_files import ToolFile, with_tools
+from millstream_server.cli.tool_files import (
+    add_reasoning,
+    add_tools,
+    reasoning_given,
+    with_tools,
+)
 
 _CHAT_NOTES = """\
 One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
@@ -103,21 +108,11 @@ def add_chat(commands: Commands) -> None:
 
 def _add_tools(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reasoning and tools", "see docs/tools.md")
-    group.add_argument(
-        "--reasoning",
-        metavar="HOW",
-        help="on, off, or how much in the model's own words, such as low; left out: its default",
-    )
+    add_reasoning(group)
     group.add_argument(
         "--show-reasoning", action="store_true", help="show what the model thinks, on stderr"
     )
-    group.add_argument(
-        "--tools",
-        type=ToolFile.read,
-        default=ToolFile(),
-        metavar="FILE",
-        help="functions that the model may call: a JSON file",
-    )
+    add_tools(group)
     group.add_argument(
         "--run-tools", action="store_true", help="run the commands that FILE gives for functions"
     )
@@ -125,11 +120,9 @@ def _add_tools(parser: argparse.ArgumentParser) -> None:
 
 def _chat_knobs(args: argparse.Namespace, tools: Sequence[Function]) -> ChatKnobs:
     knobs: ChatKnobs = {"model": args.model, **knobs_given(args)}  # type: ignore[typeddict-item]
+    knobs |= reasoning_given(args)
     if tools:
         knobs["tools"] = tools
-    if args.reasoning is not None:
-        switch = {"on": True, "off": False}
-        knobs["reasoning"] = switch.get(args.reasoning, args.reasoning)
     if args.show_reasoning:
         knobs["events"] = True
     return knobs

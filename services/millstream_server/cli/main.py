@@ -28,6 +28,7 @@ from millstream_server.cli.flags import (
 )
 from millstream_server.cli.generate_media import add_image, add_video
 from millstream_server.cli.parser import Parser
+from millstream_server.cli.rendering import add_parse, add_render
 from millstream_server.cli.top.rows import SORTS
 from millstream_server.cli.vectors import add_embed, add_models, add_rerank
 from millstream_server.engines.registry import DIFFUSERS, GENERATORS
@@ -88,6 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     add_chat(commands)
     add_complete(commands)
+    add_render(commands)
+    add_parse(commands)
     add_image(commands)
     add_video(commands)
     add_embed(commands)

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from millstream_client import AnswerStream, ChatTool, Function, ToolLimits, ToolRun
 from millstream_client.openai_shapes import tools as read_tools
+from millstream_client.requests import ChatKnobs
 
 _COMMAND_S = 30.0
 _ASKED_S = 3600.0
@@ -65,6 +66,33 @@ class ToolFile:
         if command and run:
             return Function(run_command, tool)
         return Function(ask_user, tool)
+
+
+def add_tools(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that names such a file."""
+    parser.add_argument(
+        "--tools",
+        type=ToolFile.read,
+        default=ToolFile(),
+        metavar="FILE",
+        help="functions that the model may call: a JSON file",
+    )
+
+
+def add_reasoning(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that says whether the model reasons."""
+    parser.add_argument(
+        "--reasoning",
+        metavar="HOW",
+        help="on, off, or how much in the model's own words, such as low; left out: its default",
+    )
+
+
+def reasoning_given(args: argparse.Namespace) -> ChatKnobs:
+    """Return the knob that `add_reasoning`'s flag stands for."""
+    if args.reasoning is None:
+        return {}
+    return {"reasoning": {"on": True, "off": False}.get(args.reasoning, args.reasoning)}
 
 
 def with_tools(stream: AnswerStream, tools: Sequence[Function]) -> AnswerStream | ToolRun:

@@ -79,6 +79,7 @@ def choose(
     *,
     given: str,
     response_template: str = "",
+    encoded: str = "",
     told_calls: str,
     told_reasoning: str,
     template: str,
@@ -87,9 +88,10 @@ def choose(
 ) -> AnswerFormat | None:
     """Return a model's format; None if nothing tells it.
 
-    ``given`` was set for it; ``response_template`` is the checkpoint's, as JSON text;
-    ``told_calls`` and ``told_reasoning`` are parsers as SGLang or vLLM names them; ``template`` is
-    its chat template, ``has_token`` looks into its vocabulary.
+    ``given`` was set for it; ``response_template`` is the checkpoint's, as JSON text; ``encoded``
+    goes with the chat encoding that Processors have for it; ``told_calls`` and ``told_reasoning``
+    are parsers as SGLang or vLLM names them; ``template`` is its chat template, ``has_token`` looks
+    into its vocabulary.
     """
 
     def seen(marker: str) -> bool:
@@ -106,6 +108,8 @@ def choose(
         else:
             reason = "its checkpoint has a response_template"
             return AnswerFormat(form=form, reason=reason, hidden=form.hidden(special_tokens))
+    if encoded:
+        return _named(encoded, f"its chat encoding has it{refused}", special_tokens)
     name, reason = _told(told_calls, seen), f"the worker's parser is {told_calls}"
     if not name and _plain_name(told_reasoning) == "gptoss":
         name, reason = "harmony", f"the worker's parser of reasoning is {told_reasoning}"

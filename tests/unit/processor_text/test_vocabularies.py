@@ -82,7 +82,7 @@ def test_raw_prompts_begin_as_the_makers_do(tmp_path: Path) -> None:
     model = TextModel.load(tmp_path)
     assert list(model.encode("a", add_special_tokens=True)) == [1, 30 + ord("a")]
     assert model.eos_token_ids == (2,)
-    assert model.template_source == "ours, mistral-v7: tekken.json has the version v7"
+    assert model.template_source == "ours, mistral-v7: its tekken file has the version v7"
 
 
 def _first_line(line: bytes) -> Callable[[Path], Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from millstream_server.processor.text.messages import (
     Tool,
     ToolCall,
 )
+from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
@@ -127,30 +127,17 @@ def answers_of(
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         must_call=must_call,
         only=only,
-        variables=_variables(asked, template),
+        switches=_switches(asked, template),
     )
 
 
-def _variables(
-    asked: schema.Count, template: ChatTemplate | None
-) -> Mapping[str, Sequence[tuple[str, Any]]]:
-    """Return what the template calls reasoning; nothing if it doesn't let one choose.
-
-    Clients ask for it of every model.
-    """
+def _switches(asked: schema.Count, template: ChatTemplate | None) -> Switches:
+    """Return the switches of reasoning that the template has; clients ask for it of every model."""
     if template is None:
         return {}
-    wanted: dict[str, Sequence[tuple[str, Any]]] = {}
-    if asked.thinking is not None:
-        on = asked.thinking.type != "disabled"
-        wanted["thinking"] = [("enable_thinking", on), ("thinking", on)]
-    if asked.output_config is not None and asked.output_config.effort is not None:
-        wanted["output_config.effort"] = [("reasoning_effort", asked.output_config.effort)]
-    found: dict[str, Sequence[tuple[str, Any]]] = {}
-    for field, names in wanted.items():
-        with contextlib.suppress(UnsupportedFeatureError):
-            found[field] = [template.variable(names, field)]
-    return found
+    on = None if asked.thinking is None else asked.thinking.type != "disabled"
+    effort = asked.output_config.effort if asked.output_config else None
+    return template.known(reasoning(("thinking", on), ("output_config.effort", effort)))
 
 
 def tools_of(asked: schema.Count) -> list[Tool]:

@@ -24,6 +24,7 @@ from millstream_server.processor.text.messages import (
     Tool,
     ToolCall,
 )
+from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.priority import Priority
 
@@ -207,31 +208,19 @@ def answers_of(asked: schema.Chat, *, events: bool) -> AnswerOptions:
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,
         only=only,
-        variables=_variables(asked),
+        switches=_switches(asked),
     )
 
 
-def _variables(asked: schema.Chat) -> Mapping[str, Sequence[tuple[str, Any]]]:
-    """Return what templates call it; each knows at most one of the names."""
-    found: dict[str, Sequence[tuple[str, Any]]] = {}
-    effort, given = asked.reasoning_effort, asked.chat_template_kwargs
-    if effort == "none":
-        found["reasoning_effort"] = _thinking(on=False)
-    elif effort is not None:
-        found["reasoning_effort"] = [("reasoning_effort", effort)]
-    if given is None:
-        return found
-    for name in ("enable_thinking", "thinking"):
-        if (on := getattr(given, name)) is not None:
-            found[f"chat_template_kwargs.{name}"] = _thinking(on=on)
+def _switches(asked: schema.Chat) -> Switches:
+    given, at = asked.chat_template_kwargs or schema.TemplateOptions(), "chat_template_kwargs"
+    named = "thinking" if given.enable_thinking is None else "enable_thinking"
+    enabled = (f"{at}.{named}", getattr(given, named))
     if given.reasoning_effort is not None:
-        variables = [("reasoning_effort", given.reasoning_effort)]
-        found["chat_template_kwargs.reasoning_effort"] = variables
-    return found
-
-
-def _thinking(*, on: bool) -> Sequence[tuple[str, bool]]:
-    return [("enable_thinking", on), ("thinking", on)]
+        return reasoning(enabled, (f"{at}.reasoning_effort", given.reasoning_effort))
+    if asked.reasoning_effort == "none":
+        return reasoning(("reasoning_effort", False), ("", None))
+    return reasoning(enabled, ("reasoning_effort", asked.reasoning_effort))
 
 
 # ---- messages ------------------------------------------------------------------------------------

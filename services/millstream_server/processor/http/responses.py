@@ -53,7 +53,7 @@ class ResponsesApi:
         tools = await self._tools(asked)
         template = self._template(asked)
         answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
-        effort = asked.reasoning.effort if asked.reasoning and answers.variables else None
+        effort = asked.reasoning.effort if asked.reasoning and answers.switches else None
         shown = Shown(asked, tools, effort=effort)
         output: ResponseOutput
         if asked.stream:

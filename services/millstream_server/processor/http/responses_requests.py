@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream_server.generation.sampling import Constraint, ConstraintKind
@@ -11,6 +10,7 @@ from millstream_server.processor.conversation import Options
 from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import ANY_OBJECT, options_of
 from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
@@ -66,7 +66,7 @@ def answers_of(
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,
         only=only,
-        variables=_variables(asked.reasoning, template),
+        switches=_switches(asked.reasoning, template),
     )
 
 
@@ -87,20 +87,14 @@ def _chosen(choice: str | schema.ToolChoice | None, tools: Tools) -> tuple[str, 
     return choice.mode or "auto", ""
 
 
-def _variables(
-    reasoning: schema.Reasoning | None, template: ChatTemplate | None
-) -> Mapping[str, Sequence[tuple[str, Any]]]:
-    """Return what the template calls the effort; nothing if it doesn't let one choose.
+def _switches(asked: schema.Reasoning | None, template: ChatTemplate | None) -> Switches:
+    """Return the template's switch of reasoning; nothing if it has none, which the response says.
 
-    Agents ask for it of every model; the response says whether it counts.
+    Agents ask for it of every model.
     """
-    effort = None if reasoning is None else reasoning.effort
+    effort = None if asked is None else asked.effort
     if effort is None or template is None:
         return {}
-    names: Sequence[tuple[str, Any]] = [("reasoning_effort", effort)]
     if effort == "none":
-        names = [("enable_thinking", False), ("thinking", False)]
-    try:
-        return {_EFFORT: [template.variable(names, _EFFORT)]}
-    except UnsupportedFeatureError:
-        return {}
+        return template.known(reasoning((_EFFORT, False), ("", None)))
+    return template.known(reasoning(("", None), (_EFFORT, effort)))

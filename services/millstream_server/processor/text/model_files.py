@@ -24,8 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.processor.text.encodings import find_encoding
-from millstream_server.processor.text.vocabularies.finding import OWN, VocabularyFile, find
-from millstream_server.processor.text.vocabularies.vocabulary import BrokenVocabularyError
+from millstream_server.processor.text.vocabularies.finding import find
+from millstream_server.processor.text.vocabularies.vocabulary import (
+    BrokenVocabularyError,
+    Vocabulary,
+)
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _TEXT_SECTIONS = ("text_config", "llm_config")
@@ -181,6 +184,8 @@ class TokenizerFiles:
     """The vocabulary's kind and file, for people."""
     template_source: str
     """Whose the templates are, and why, for people; empty: there is none."""
+    answers: str
+    """The format in which a model answers whose encoding is one of ours; empty: it isn't."""
 
 
 def read_tokenizers(paths: Sequence[Path]) -> list[TokenizerFiles]:
@@ -219,11 +224,13 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         source = find(path)
-        with _as_own(source) as folder:
-            fast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        config, names = _read_object(path / "config.json"), _read_object(path / _NAMES)
+        made = source.kind.read(source.file, config, names) if source.kind else None
+        with _files_of(path, names, made) as (folder, more):
+            fast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **more)
         given = fast.chat_template
         templates = {"default": given} if isinstance(given, str) else dict(given or {})
-        encoding = None if templates else find_encoding(source, _read_object(path / "config.json"))
+        encoding = find_encoding(config, templates, made.version if made else "")
     except Exception as error:  # noqa: BLE001 - the tokenizers binding raises no narrower class
         return {"error": str(error)}
     if encoding:
@@ -245,19 +252,22 @@ def _read(path: Path) -> dict[str, Any]:
         )
         if templates
         else "",
+        answers=encoding.answers if encoding else "",
     )
     return asdict(found)
 
 
 @contextlib.contextmanager
-def _as_own(source: VocabularyFile) -> Iterator[Path]:
-    """Give a folder with a tokenizer.json, made of the vocabulary if it is another file."""
-    path = source.file.parent
-    if source.kind is None:
-        yield path
+def _files_of(
+    path: Path, names: Mapping[str, Any], made: Vocabulary | None
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Give a folder for the library, and what it needs besides, if a vocabulary was made here.
+
+    That isn't written to a tokenizer.json: to read it again would take twice the time.
+    """
+    if made is None:
+        yield path, {}
         return
-    config, names = _read_object(path / "config.json"), _read_object(path / _NAMES)
-    made = source.kind.read(source.file, config, names)
     with tempfile.TemporaryDirectory() as made_in:
         folder = Path(made_in)
         for name in _TEMPLATES:
@@ -265,8 +275,7 @@ def _as_own(source: VocabularyFile) -> Iterator[Path]:
                 (folder / name).symlink_to((path / name).resolve())
         said = {**made.special_tokens, **{k: v for k, v in names.items() if k not in _OF_CODE}}
         (folder / _NAMES).write_text(json.dumps(said), encoding="utf-8")
-        made.tokenizer.save(str(folder / OWN))
-        yield folder
+        yield folder, {"tokenizer_object": made.tokenizer}
 
 
 def _end_with(parent: int) -> None:

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes, pass_eval_context
+from jinja2 import meta, nodes, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
@@ -52,6 +52,11 @@ def compile_template(source: str) -> jinja2.Template:
     except (ValueError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
         # Python's own compiler refuses what is nested too deeply.
         raise TemplateError(f"it can't be compiled: {type(error).__name__}") from error
+
+
+def variables_of(source: str) -> frozenset[str]:
+    """Return the names that a template which compiles reads without having set them before."""
+    return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))
 
 
 # ---- what makes large values ---------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from millstream_server.processor.text.messages import (
     tool_for_template,
 )
 from millstream_server.processor.text.model_files import UnusableModelError
-from millstream_server.processor.text.sandbox import compile_template
+from millstream_server.processor.text.sandbox import compile_template, variables_of
+from millstream_server.processor.text.switches import Switch, Switches
 from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
@@ -84,6 +86,7 @@ class ChatTemplate:
         """What `_shows` has found."""
         self.source = "\n".join(sources.values())
         """All templates' text, to look for words in."""
+        self._reads = frozenset().union(*map(variables_of, sources.values()))
 
     @property
     def available(self) -> bool:
@@ -188,16 +191,26 @@ class ChatTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
-    def variable(self, choices: Sequence[tuple[str, Any]], field: str) -> tuple[str, Any]:
-        """Return the first of some variables, with its value, that the template knows.
+    def known(self, switches: Switches) -> Switches:
+        """Return those of some switches that the template has."""
+        found = {}
+        for field, choices in switches.items():
+            with contextlib.suppress(UnsupportedFeatureError):
+                self.variable(choices, field)
+                found[field] = choices
+        return found
+
+    def variable(self, choices: Sequence[Switch], field: str) -> tuple[str, Any]:
+        """Return the first of some variables, with its value, that the template has.
 
         Raises:
-            UnsupportedFeatureError: it knows none; ``field`` asked for it.
+            UnsupportedFeatureError: it has none; ``field`` asked for it.
         """
-        for name, value in choices:
-            if re.search(rf"\b{re.escape(name)}\b", self.source):
-                return name, value
-        names = " or ".join(name for name, _ in choices)
+        for switch in choices:
+            spelled = f"'{switch.word}'" in self.source or f'"{switch.word}"' in self.source
+            if switch.name in self._reads and (spelled or not switch.word):
+                return switch.name, switch.value
+        names = " or ".join(dict.fromkeys(switch.name for switch in choices))
         sentence = f"this model's chat template has no variable {names}"
         raise UnsupportedFeatureError.of(field, sentence)
 

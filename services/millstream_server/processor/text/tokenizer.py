@@ -70,6 +70,8 @@ class TextModel:
     """The kind and the file of its tokenizer, for people."""
     template_source: str = ""
     """Whose its chat template is, and why, for people; empty: it has none."""
+    answers: str = ""
+    """The format in which it answers, where the chat template is one of ours."""
     frame: Frame | None = None
     """What the tokenizer sets around each text; None: long texts can't be tokenized in parts."""
     floor: Floor = NO_FLOOR
@@ -131,6 +133,7 @@ class TextModel:
             generation_defaults=facts.generation_defaults,
             tokenizer_source=files.tokenizer_source,
             template_source=files.template_source,
+            answers=files.answers,
             frame=frame,
             floor=floor_of(tokenizer, frame, pieces),
             use=_read_use(path),

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.processor.text.vocabularies.finding import VocabularyFile
-from millstream_server.processor.text.vocabularies.tekken import version_of
-
-_BY_MODEL_TYPE = {"deepseek_v32": "deepseek-v3.2", "deepseek_v4": "deepseek-v4"}
-_TEKKEN_VERSIONS = frozenset((3, 7, 11, 13))
+_BY_MODEL_TYPE = {
+    "deepseek_v32": "deepseek-v3.2",
+    "deepseek_v4": "deepseek-v4",
+    "deepseek_v41": "deepseek-v4.1",
+    "gpt_oss": "harmony",
+    "kimi_k3": "kimi-k3",
+}
+_TEKKEN_FORMATS = {3: "mistral", 7: "mistral", 11: "mistral-v11", 13: "mistral-v11"}
+_OF_VERSIONS = {"deepseek-v4": ("deepseek-v4", "4"), "deepseek-v4.1": ("deepseek-v4", "4.1")}
+"""Encodings that share a template: its name, and the version that it is told."""
+_FIRST_CALL_ONLY = "tool_calls[0]"
+"""In gpt-oss' template, which also names each result after that call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +29,44 @@ class Encoding:
     """A template of ours, and why it is this one."""
 
     name: str
+    answers: str
+    """The format of `millstream_server.formats` in which the model answers."""
     template: str
     reason: str
 
 
-def find_encoding(source: VocabularyFile, config: Mapping[str, Any]) -> Encoding | None:
-    """Return the encoding of a checkpoint without a template; None: none is known for it.
+def find_encoding(
+    config: Mapping[str, Any], own: Mapping[str, str], tekken: str = ""
+) -> Encoding | None:
+    """Return the encoding of a checkpoint; None: its own templates are used, or none is known.
 
-    ``config`` is config.json.
+    ``config`` is config.json, ``own`` are its templates, which come first if they show all that a
+    conversation has; ``tekken`` is the version of a tekken file.
     """
-    if source.kind is not None and source.kind.name == "tekken":
-        version = version_of(source.file)
-        number = version.removeprefix("v")
-        if not number.isdecimal() or int(number) not in _TEKKEN_VERSIONS:
+    if own:
+        return _in_place_of(own, config)
+    if tekken:
+        number = tekken.removeprefix("v")
+        answers = _TEKKEN_FORMATS.get(int(number)) if number.isdecimal() else None
+        if answers is None:
             return None
-        template = f"{{%- set version = {number} -%}}{_read('mistral')}"
-        reason = f"{source.file.name} has the version {version}"
-        return Encoding(f"mistral-{version}", template, reason)
+        reason = f"its tekken file has the version {tekken}"
+        return Encoding(f"mistral-{tekken}", answers, _read("mistral", number), reason)
     model_type = str(config.get("model_type"))
     name = _BY_MODEL_TYPE.get(model_type)
     if name is None:
         return None
-    return Encoding(name, _read(name), f"config.json has the model_type {model_type}")
+    template = _read(*_OF_VERSIONS.get(name, (name,)))
+    return Encoding(name, name, template, f"config.json has the model_type {model_type}")
 
 
-def _read(name: str) -> str:
-    return (Path(__file__).parent / f"{name}.jinja").read_text(encoding="utf-8")
+def _in_place_of(own: Mapping[str, str], config: Mapping[str, Any]) -> Encoding | None:
+    if config.get("model_type") != "gpt_oss" or _FIRST_CALL_ONLY not in own.get("default", ""):
+        return None
+    reason = "the checkpoint's template shows only the first of several calls"
+    return Encoding("harmony", "harmony", _read("harmony"), reason)
+
+
+def _read(name: str, version: str = "") -> str:
+    template = (Path(__file__).parent / f"{name}.jinja").read_text(encoding="utf-8")
+    return f"{{%- set version = {version} -%}}{template}" if version else template

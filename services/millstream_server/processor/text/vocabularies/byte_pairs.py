@@ -37,7 +37,8 @@ def byte_pair_tokenizer(
     # A text that spells a special token is read as that, so the other is never made of a text.
     vocabulary = {**ids, **special}
     merges = [(spelled[left], spelled[right]) for left, right in _pairs(ranks)]
-    merges = [pair for pair in merges if not {*pair, pair[0] + pair[1]} & special.keys()]
+    if ids.keys() & special.keys():
+        merges = [pair for pair in merges if not {*pair, pair[0] + pair[1]} & special.keys()]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
@@ -62,10 +63,16 @@ def _check(ranks: Mapping[bytes, int], special: Mapping[str, int], first_id: int
 
 def _pairs(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """Yield all pairs that join to a token, by its rank; of one token's, the lowest ranks first."""
-    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        found = [pair for pair in parts if pair[0] in ranks and pair[1] in ranks]
-        yield from sorted(found, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    rank_of = ranks.get
+    for token in sorted(ranks, key=ranks.__getitem__):
+        found = [
+            (left, right, token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if (right := rank_of(token[cut:])) is not None  # fewer tokens end in one than begin
+            and (left := rank_of(token[:cut])) is not None
+        ]
+        for *_, first, second in sorted(found):
+            yield first, second
 
 
 def _alphabet() -> Mapping[int, str]:

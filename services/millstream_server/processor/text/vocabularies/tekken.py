@@ -37,14 +37,6 @@ def read_tekken(file: Path) -> Vocabulary:
         raise BrokenVocabularyError(f"{file.name} can't be read: {error!r}") from error
 
 
-def version_of(file: Path) -> str:
-    """Return the version, which the chat encoding depends on: "v3", "v7", "v11"."""
-    try:
-        return str(json.loads(file.read_bytes())["config"]["version"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BrokenVocabularyError(f"{file.name} can't be read: {error!r}") from error
-
-
 def _vocabulary(found: dict[str, Any]) -> Vocabulary:
     config = found["config"]
     count = int(config["default_num_special_tokens"])
@@ -58,4 +50,8 @@ def _vocabulary(found: dict[str, Any]) -> Vocabulary:
     special = {text: place for place, text in enumerate(texts)}
     tokenizer = byte_pair_tokenizer(ranks, config["pattern"], special, first_id=count)
     put_bos_first(tokenizer, _BOS)
-    return Vocabulary(tokenizer=tokenizer, special_tokens={"bos_token": _BOS, "eos_token": _EOS})
+    return Vocabulary(
+        tokenizer=tokenizer,
+        special_tokens={"bos_token": _BOS, "eos_token": _EOS},
+        version=str(config["version"]),
+    )

@@ -19,6 +19,8 @@ class Vocabulary:
     tokenizer: Tokenizer
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     """What the files say of ``bos_token`` and so on, if tokenizer_config.json says nothing."""
+    version: str = ""
+    """A tekken file's, such as "v11", which its chat encoding depends on."""
 
 
 def add_special(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
