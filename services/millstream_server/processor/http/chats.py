@@ -32,6 +32,8 @@ class Asked:
     options: Options
     messages: Callable[[Conversation], tuple[ChatMessage, ...]]
     """Converts the messages; files in them count as held by the conversation."""
+    field: str = "messages"
+    """What the body calls them."""
 
 
 async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: HttpCall) -> None:
@@ -47,10 +49,10 @@ async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: Htt
             conversation.request_id = call.request_id
             conversation.tools, conversation.answers = asked.tools, asked.answers
             messages = asked.messages(conversation)
-            conversation.add(UserTurn(messages, asked.options, "messages"))
+            conversation.add(UserTurn(messages, asked.options, asked.field))
             said = await conversation.next_turn()
             if said is None or isinstance(said, DrainNotice):
-                raise InvalidRequestError.of("messages", "are missing")
+                raise InvalidRequestError.of(asked.field, "are missing")
             turn = await core.answer(conversation, said, Caller.of(call), call, output)
             await send(core, turn, output, call)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -42,6 +42,8 @@ _RENAMED = (
     (re.compile(r"\bListModels\b"), "GET /v1/models"),
 )
 """Names of the gRPC contract, whose checks are the same, as names of this API."""
+Rename = Callable[[str], str]
+"""Puts the names of an endpoint in place of the contract's."""
 
 
 class _Error(msgspec.Struct):
@@ -57,8 +59,13 @@ class _Body(msgspec.Struct):
 
 def refuse(failure: Failure) -> Refusal:
     """Return the response of a failure."""
+    return refused(failure, renamed)
+
+
+def refused(failure: Failure, rename: Rename) -> Refusal:
+    """Return the response of a failure, in the names of an endpoint."""
     status = status_of(failure)
-    body = msgspec.json.encode(_Body(_error(failure, status)))
+    body = msgspec.json.encode(_Body(_error(failure, status, rename)))
     return Refusal(
         status=status,
         body=body,
@@ -67,20 +74,21 @@ def refuse(failure: Failure) -> Refusal:
     )
 
 
-def _error(failure: Failure, status: int) -> _Error:
+def _error(failure: Failure, status: int, rename: Rename) -> _Error:
     server = status >= _SERVER_FAULT
     kind = _TYPES.get(status, "server_error" if server else "invalid_request_error")
     violations = _violations(failure)
-    param = renamed(violations[0].field) if violations else None
-    return _Error(sentence(failure), kind, param, _code(failure))
+    param = rename(violations[0].field) if violations else None
+    return _Error(sentence(failure, rename), kind, param, _code(failure))
 
 
-def sentence(failure: Failure) -> str:
-    """Return what a failure says, in the names of this API."""
+def sentence(failure: Failure, rename: Rename | None = None) -> str:
+    """Return what a failure says, in the names of this API or of an endpoint."""
+    rename = rename or renamed
     violations = _violations(failure)
     if not violations:
-        return renamed(failure.message)
-    return "; ".join([f"{renamed(v.field)}: {renamed(v.description)}" for v in violations])
+        return rename(failure.message)
+    return "; ".join([f"{rename(v.field)}: {rename(v.description)}" for v in violations])
 
 
 def _violations(failure: Failure) -> Sequence[FieldViolation]:

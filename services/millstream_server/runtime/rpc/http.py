@@ -70,6 +70,8 @@ class HttpCall(Call, Protocol):
     query: str
     status: int
     """Of the response that was sent; 0: none was."""
+    refuse: Refuse
+    """Says failures: the endpoint's, which may put another in its place."""
 
     def respond(self, content_type: str) -> None:
         """Choose what `send_from` sends; the status is 200. Without it, it is JSON."""

@@ -71,7 +71,7 @@ class Body(Inbox):
 class HttpStream(Stream):
     """A `runtime.rpc.http.HttpCall`."""
 
-    __slots__ = ("_refuse", "query", "request_id", "route", "verb")
+    __slots__ = ("query", "refuse", "request_id", "route", "verb")
 
     sender: BodySender
 
@@ -87,7 +87,7 @@ class HttpStream(Stream):
         self.verb, self.route = asked.verb, endpoint.path
         self.query = asked.target.partition("?")[2]
         self.request_id = request_id_of(asked.metadata)
-        self._refuse = endpoint.refuse
+        self.refuse = endpoint.refuse
         super().__init__(connection, stream_id, RequestHead(method.name, metadata=asked.metadata),
                          method)  # fmt: skip
         self.respond(JSON)
@@ -121,7 +121,7 @@ class HttpStream(Stream):
     def _send_failure(self, failure: Failure) -> None:
         if self.is_over:
             return
-        refusal = self._refuse(failure)
+        refusal = self.refuse(failure)
         if self.sender.status:
             self.sender.break_off(refusal.event)
         else:
