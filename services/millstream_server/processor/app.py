@@ -129,19 +129,20 @@ async def run(settings: ProcessorSettings) -> int:
 
 def add_services(server: Server, core: ProcessorCore, workers: Fleet, *, http: bool = True) -> None:
     """Add all services of a Processor to ``server``, and with ``http`` the HTTP API."""
-    if http:
-        Door(core).register(server)
     front = core.front
+    vectors, diffusion = VectorsCore(front, core.prompts, workers), DiffusionCore(front, workers)
+    if http:
+        Door(core, vectors, diffusion).register(server)
     add_servicers(
         server.methods,
         ProcessorServicer(core),
         DiffusionServicer(
             front,
-            DiffusionCore(front, workers),
+            diffusion,
             TextForwarder(front, workers, workers.unread),
             core.media.budget,
         ),
-        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)),
+        EmbeddingServicer(front, vectors),
     )
 
 

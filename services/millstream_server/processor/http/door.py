@@ -11,6 +11,8 @@ import msgspec
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.diffusion.core import DiffusionCore
+from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.http import requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
@@ -18,6 +20,7 @@ from millstream_server.processor.http.chats import Asked, is_read, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
+from millstream_server.processor.http.vectors import VectorEndpoints
 from millstream_server.processor.output import PulledOutput
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server
@@ -32,8 +35,12 @@ _DEFAULT_MAX_TOKENS = 16
 class Door:
     """Serves OpenAI's API, and registers Anthropic's; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
+    def __init__(self, core: ProcessorCore, vectors: VectorsCore, diffusion: DiffusionCore) -> None:
         self._core = core
+        self._others = [
+            *Anthropic(core).endpoints(),
+            *VectorEndpoints(core.front, vectors).endpoints(),
+        ]
         self._created = int(time.time())
 
     def register(self, server: Server) -> None:
@@ -43,7 +50,7 @@ class Door:
             Endpoint("POST", "/v1/completions", self.complete, refuse),
             Endpoint("GET", "/v1/models", self.models, refuse),
         ]
-        server.serve_http([*endpoints, *Anthropic(self._core).endpoints()], refuse)
+        server.serve_http([*endpoints, *self._others], refuse)
 
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
@@ -58,14 +65,16 @@ class Door:
     async def chat(self, body: bytes, call: HttpCall) -> None:
         asked = schema.read(_CHATS, body)
         output = _output(ChatShape(), asked, call)
-        chat = Asked(
+        await run(self._core, self._asked(asked), output, call)
+
+    def _asked(self, asked: schema.Chat) -> Asked:
+        return Asked(
             model=asked.model,
             tools=requests.tools_of(asked),
             answers=requests.answers_of(asked, events=self._is_read(asked)),
             options=requests.chat_options(asked),
             messages=lambda conversation: requests.messages_of(asked, conversation),
         )
-        await run(self._core, chat, output, call)
 
     def _is_read(self, asked: schema.Chat) -> bool:
         told = bool(asked.tools) and asked.tool_choice != "none"

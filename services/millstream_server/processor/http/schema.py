@@ -245,19 +245,29 @@ def read(
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _violation(str(error)) from None
+        raise violation(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deep") from None
+    check_supported(found, unsupported)
+    return found
+
+
+def check_supported(found: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Check that a body asks for nothing that this server can't do.
+
+    Raises:
+        UnsupportedFeatureError: it does.
+    """
     for name, nothing in unsupported.items():
         if getattr(found, name, None) not in nothing:
             why = f"is not supported by this server{_INSTEAD.get(name, '')}"
             raise UnsupportedFeatureError.of(name, why)
-    return found
 
 
-def _violation(text: str) -> InvalidRequestError:
+def violation(text: str) -> InvalidRequestError:
+    """Return the refusal of a body that isn't what msgspec was told."""
     found = _AT.fullmatch(text)
     if found is None:
         return InvalidRequestError(f"the body isn't as it should be: {text}")
