@@ -19,6 +19,7 @@ from millstream_server.processor.http.chat_shape import ChatShape
 from millstream_server.processor.http.chats import Asked, is_read, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
+from millstream_server.processor.http.images import ImageEndpoints
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
 from millstream_server.processor.http.vectors import VectorEndpoints
 from millstream_server.processor.output import PulledOutput
@@ -40,6 +41,7 @@ class Door:
         self._others = [
             *Anthropic(core).endpoints(),
             *VectorEndpoints(core.front, vectors).endpoints(),
+            *ImageEndpoints(core.front, diffusion).endpoints(),
         ]
         self._created = int(time.time())
 
