@@ -16,11 +16,12 @@ from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.http import requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
-from millstream_server.processor.http.chats import Asked, is_read, run, send
+from millstream_server.processor.http.chats import Asked, is_read, prepare, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.images import ImageEndpoints
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
+from millstream_server.processor.http.tokens import TokenEndpoints, rendered
 from millstream_server.processor.http.vectors import VectorEndpoints
 from millstream_server.processor.output import PulledOutput
 from millstream_server.runtime.errors import InvalidRequestError
@@ -42,6 +43,7 @@ class Door:
             *Anthropic(core).endpoints(),
             *VectorEndpoints(core.front, vectors).endpoints(),
             *ImageEndpoints(core.front, diffusion).endpoints(),
+            *TokenEndpoints(core).endpoints(),
         ]
         self._created = int(time.time())
 
@@ -49,6 +51,7 @@ class Door:
         """Serve on the port that clients reach."""
         endpoints = [
             Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
+            Endpoint("POST", "/v1/chat/completions/render", self.render, refuse),
             Endpoint("POST", "/v1/completions", self.complete, refuse),
             Endpoint("GET", "/v1/models", self.models, refuse),
         ]
@@ -68,6 +71,12 @@ class Door:
         asked = schema.read(_CHATS, body)
         output = _output(ChatShape(), asked, call)
         await run(self._core, self._asked(asked), output, call)
+
+    async def render(self, body: bytes, call: HttpCall) -> None:
+        """Return what a chat would send to a worker."""
+        asked = schema.read(_CHATS, body)
+        prepared = await prepare(self._core, self._asked(asked), call)
+        await call.write(encode(rendered(prepared)))
 
     def _asked(self, asked: schema.Chat) -> Asked:
         return Asked(
