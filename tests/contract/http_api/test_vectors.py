@@ -184,6 +184,8 @@ LONG = "x" * 600
         ("/v1/rerank", {"query": "a", "documents": []}, "documents", "send 1 to 1024"),
         ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "must not be empty"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 0}, "top_n", "at least 1"),
+        ("/v1/rerank", {"query": "a", "documents": ["a"], "top_n": 1 << 31}, "top_n",
+         "<= 2147483647"),
         ("/v1/rerank", {"query": "a", "documents": ["a", LONG]}, "documents[1]", "at most 512"),
         ("/v1/rerank", {"query": "a", "documents": ["a"], "rank_fields": ["x"]}, "rank_fields",
          "not supported"),

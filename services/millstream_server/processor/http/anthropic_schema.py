@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from millstream_server.processor.http.schema import Int32
+
 
 class Base64Source(msgspec.Struct, tag_field="type", tag="base64"):
     """A file in the body."""
@@ -51,7 +53,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: msgspec.Raw = msgspec.Raw(b"{}")
+    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
 class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):
@@ -88,7 +90,7 @@ class Tool(msgspec.Struct):
 
     name: str
     description: str | None = None
-    input_schema: msgspec.Raw = msgspec.Raw(b"")
+    input_schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     type: Literal["custom"] | None = None
 
 
@@ -120,12 +122,12 @@ class Count(msgspec.Struct, kw_only=True):
 class Messages(Count, kw_only=True):
     """The body of /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Int32
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     # Refused
     container: Any = None
     mcp_servers: list[Any] | None = None

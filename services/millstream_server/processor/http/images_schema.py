@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from millstream_server.processor.http.schema import Int32, Int64
+
 Format = Literal["png", "webp", "jpeg"]
 
 
@@ -15,7 +17,7 @@ class Images(msgspec.Struct, kw_only=True):
 
     prompt: str
     model: str = ""
-    n: int | None = None
+    n: Int32 | None = None
     size: str | None = None
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Format | None = None
@@ -23,9 +25,9 @@ class Images(msgspec.Struct, kw_only=True):
     partial_images: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
     progress: bool | None = None
     negative_prompt: str | None = None
-    num_inference_steps: int | None = None
+    num_inference_steps: Int32 | None = None
     guidance_scale: float | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     scheduler: str | None = None
     priority: Literal["low", "normal", "high"] | None = None
     # Refused

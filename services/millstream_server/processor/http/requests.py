@@ -28,6 +28,8 @@ MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
+_MAX_ID_DIGITS = 10
+"""Of 2^32; int() refuses to read thousands."""
 _ANY_OBJECT = '{"type": "object"}'
 _DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
 _SAMPLING = (
@@ -67,7 +69,7 @@ def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: An
 
 def _bias(given: Mapping[str, float]) -> dict[int, float]:
     for token in given:
-        if not (token.isascii() and token.isdigit()):
+        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
             raise InvalidRequestError.of("logit_bias", f"{token[:32]!r} is no token id")
     return {int(token): value for token, value in given.items()}
 

@@ -91,7 +91,7 @@ class Function(msgspec.Struct):
 
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
 
 
@@ -118,7 +118,7 @@ class NamedTool(msgspec.Struct):
 class JsonSchema(msgspec.Struct):
     """A JSON Schema and its name."""
 
-    schema: msgspec.Raw = msgspec.Raw(b"")
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     name: str = ""
 
 
@@ -143,25 +143,31 @@ class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
 
 
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""What the contract's fields hold; the pipeline's own bounds are narrower."""
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
 class Generation(msgspec.Struct, kw_only=True):
     """What chats and completions have in common."""
 
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    n: Int32 | None = None
+    max_tokens: Int32 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: Int32 | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     stop: str | list[str] | None = None
     logit_bias: dict[str, float] | None = None
     skip_special_tokens: bool | None = None
@@ -176,9 +182,9 @@ class Chat(Generation, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int32 | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -195,18 +201,18 @@ class Chat(Generation, kw_only=True):
     verbosity: str | None = None
 
 
-Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]], msgspec.Meta(min_length=1)]
+Ids = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 
 
 class Completion(Generation, kw_only=True):
     """The body of /v1/completions."""
 
     prompt: str | list[Any]
-    logprobs: int | None = None
+    logprobs: Int32 | None = None
     # Refused
     suffix: str | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Int32 | None = None
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

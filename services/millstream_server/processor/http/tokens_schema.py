@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millstream_server.processor.http.schema import Message, TemplateOptions, Tool
-from millstream_server.processor.http.vectors_schema import TokenId
+from millstream_server.processor.http.schema import Message, TemplateOptions, TokenId, Tool
 
 
 class Tokenize(msgspec.Struct, kw_only=True):

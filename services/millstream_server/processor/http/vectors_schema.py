@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+from millstream_server.processor.http.schema import Int32, TokenId
+
 Priority = Literal["low", "normal", "high"]
 
 
@@ -17,7 +18,7 @@ class Embeddings(msgspec.Struct, kw_only=True):
     input: str | list[str | TokenId | list[TokenId]]
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: Int32 | None = None
     normalize: bool | None = None
     prompt_name: str | None = None
     priority: Priority | None = None
@@ -37,7 +38,7 @@ class Rerank(msgspec.Struct, kw_only=True):
     query: str
     documents: list[str | Document]
     model: str = ""
-    top_n: int | None = None
+    top_n: Int32 | None = None
     return_documents: bool | None = None
     instruction: str | None = None
     priority: Priority | None = None
