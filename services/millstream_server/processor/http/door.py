@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from millstream_server.processor.http.chats import Asked, is_read, prepare, run,
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.images import ImageEndpoints
+from millstream_server.processor.http.openapi import document
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
 from millstream_server.processor.http.tokens import TokenEndpoints, rendered
 from millstream_server.processor.http.vectors import VectorEndpoints
@@ -39,23 +41,29 @@ class Door:
 
     def __init__(self, core: ProcessorCore, vectors: VectorsCore, diffusion: DiffusionCore) -> None:
         self._core = core
-        self._others = [
+        self._endpoints = [
+            Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
+            Endpoint("POST", "/v1/chat/completions/render", self.render, refuse),
+            Endpoint("POST", "/v1/completions", self.complete, refuse),
+            Endpoint("GET", "/v1/models", self.models, refuse),
+            Endpoint("GET", "/openapi.json", self.openapi, refuse),
             *Anthropic(core).endpoints(),
             *VectorEndpoints(core.front, vectors).endpoints(),
             *ImageEndpoints(core.front, diffusion).endpoints(),
             *TokenEndpoints(core).endpoints(),
         ]
         self._created = int(time.time())
+        self._document = b""
 
     def register(self, server: Server) -> None:
         """Serve on the port that clients reach."""
-        endpoints = [
-            Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
-            Endpoint("POST", "/v1/chat/completions/render", self.render, refuse),
-            Endpoint("POST", "/v1/completions", self.complete, refuse),
-            Endpoint("GET", "/v1/models", self.models, refuse),
-        ]
-        server.serve_http([*endpoints, *self._others], refuse)
+        server.serve_http(self._endpoints, refuse)
+
+    async def openapi(self, _body: bytes, call: HttpCall) -> None:
+        """Describe the endpoints."""
+        if not self._document:  # made when it is first asked for; it takes some 20 ms
+            self._document = await asyncio.to_thread(document, self._endpoints)
+        await call.write(self._document)
 
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
