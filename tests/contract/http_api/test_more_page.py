@@ -16,7 +16,7 @@ from tests.support.processor.every_ability import every_ability
 _PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
 _ADDRESS = "127.0.0.1:50051"
 _SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```", _PAGE, re.MULTILINE | re.DOTALL)
-_SECTIONS = {
+_SECTIONS: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "Embeddings": (vectors_schema.Embeddings,),
     "Rerank": (vectors_schema.Rerank,),
     "Score": (vectors_schema.Score,),
