@@ -88,7 +88,7 @@ async def test_progress_step_by_step_if_it_is_asked_for(suite: EveryAbility) -> 
     engine = suite.pictures.engine
     engine.by_hand()
     async with raw(suite.port) as wire:
-        body = {"prompt": "a cat", "stream": True, "progress": True, "n": 2}
+        body = {"prompt": "a cat", "stream": True, "progress": True, "partial_images": 1, "n": 2}
         wire.send(post(MAKE, json.dumps(body).encode()))
         said = b""
         for step in range(1, 5):
@@ -99,6 +99,7 @@ async def test_progress_step_by_step_if_it_is_asked_for(suite: EveryAbility) -> 
         while not said.endswith(b"0\r\n\r\n"):
             said += await asyncio.wait_for(wire.reader.read(1 << 20), 5)
     assert b'"type":"image_generation.progress","queue_position":0,"image_index":0,' in said
+    assert said.count(b"event: image_generation.partial_image\n") == 2
     assert said.count(b"event: image_generation.completed\n") == 2
 
 

@@ -104,19 +104,12 @@ class ImageEvents(Files):
     def latest(self, entry: Progress | Chunk) -> None:
         if not isinstance(entry, Progress):
             return
+        event = b""
         if entry.preview and self._partials[entry.output] < self._drawn.partials:
             event = self._partial(entry)
-        elif self._drawn.progress:
-            event = self._event(
-                schema.Progress(
-                    f"{self._drawn.kind}.progress",
-                    entry.queue_position,
-                    entry.output,
-                    entry.step,
-                    entry.steps,
-                )
-            )
-        else:
+        if self._drawn.progress:
+            event += self._progress(entry)
+        if not event:
             return
         if self._replaced_by_newer:
             self._pending.pop()
@@ -147,6 +140,17 @@ class ImageEvents(Files):
                     )
                 )
         self._call.ready()
+
+    def _progress(self, entry: Progress) -> bytes:
+        return self._event(
+            schema.Progress(
+                f"{self._drawn.kind}.progress",
+                entry.queue_position,
+                entry.output,
+                entry.step,
+                entry.steps,
+            )
+        )
 
     def _partial(self, entry: Progress) -> bytes:
         index = self._partials[entry.output]
