@@ -155,11 +155,12 @@ class TextCompletion(msgspec.Struct):
 
 
 class ListedModel(msgspec.Struct):
-    """A name that requests may use; `root` is the model's own."""
+    """A name that requests may use; `root` is the model's own, `tasks` what it does now."""
 
     id: str
     created: int
     root: str
+    tasks: list[str]
     object: Literal["model"]
     owned_by: str
 

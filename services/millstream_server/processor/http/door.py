@@ -23,6 +23,7 @@ from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.images import ImageEndpoints
 from millstream_server.processor.http.openapi import document
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
+from millstream_server.processor.http.page import Page
 from millstream_server.processor.http.tokens import TokenEndpoints, rendered
 from millstream_server.processor.http.vectors import VectorEndpoints
 from millstream_server.processor.output import PulledOutput
@@ -39,7 +40,10 @@ _DEFAULT_MAX_TOKENS = 16
 class Door:
     """Serves OpenAI's API, and registers Anthropic's; one per process."""
 
-    def __init__(self, core: ProcessorCore, vectors: VectorsCore, diffusion: DiffusionCore) -> None:
+    def __init__(
+        self, core: ProcessorCore, vectors: VectorsCore, diffusion: DiffusionCore, *, page: bool
+    ) -> None:
+        """Serve with these; with ``page`` the page for browsers, too."""
         self._core = core
         self._endpoints = [
             Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
@@ -51,6 +55,7 @@ class Door:
             *VectorEndpoints(core.front, vectors).endpoints(),
             *ImageEndpoints(core.front, diffusion).endpoints(),
             *TokenEndpoints(core).endpoints(),
+            *(Page().endpoints() if page else ()),
         ]
         self._created = int(time.time())
         self._document = b""
@@ -68,11 +73,16 @@ class Door:
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
         names = [
-            (name, model.name)
+            (name, model)
             for model in self._core.models.status()
             for name in (model.name, *model.aliases)
         ]
-        data = [_Model(name, self._created, root) for name, root in names]
+        data = [
+            _Model(
+                name, self._created, model.name, sorted(task.name.lower() for task in model.tasks)
+            )
+            for name, model in names
+        ]
         await call.write(encode(_Models(data)))
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
@@ -160,6 +170,7 @@ class _Model(msgspec.Struct):
     id: str
     created: int
     root: str
+    tasks: list[str]
     object: str = "model"
     owned_by: str = "millstream"
 

@@ -59,6 +59,7 @@ class About:
     """What events say, if the body's `stream` is true."""
     failure: type = ErrorBody
     is_form: bool = False
+    is_page: bool = False
 
 
 _RERANK = About(
@@ -145,6 +146,7 @@ ABOUT: Mapping[str, About] = {
         summary="Turn tokens into text.", body=tokens.Detokenize, answer=tokens.Detokenized
     ),
     "/openapi.json": About(summary="Return this document."),
+    "/": About(summary="Return the page for browsers.", is_page=True),
 }
 
 
@@ -197,12 +199,14 @@ def _refusals(failure: type, schemas: _Schemas) -> Iterator[tuple[str, dict[str,
 
 def _operation(endpoint: Endpoint, about: About, schemas: _Schemas) -> dict[str, Any]:
     content: dict[str, Any] = {JSON: {"schema": schemas.of(about.answer) if about.answer else {}}}
+    if about.is_page:
+        content = {"text/html": {"schema": {"type": "string"}}}
     if about.events:
         # 3.1 has no schema of an event's data.
         events = [schemas.of(kind) for kind in about.events]
         content["text/event-stream"] = {"schema": {"type": "string"}, "x-event-data": events}
     operation: dict[str, Any] = {
-        "operationId": endpoint.path.strip("/").replace("/", "_").replace(".", "_"),
+        "operationId": endpoint.path.strip("/").replace("/", "_").replace(".", "_") or "page",
         "summary": about.summary,
         "responses": {
             "200": {"description": "OK", "headers": _ID_HEADER, "content": content},
