@@ -16,11 +16,22 @@ import pytest_asyncio
 from millstream_server.embedding.request import Ranked
 from millstream_server.engines.simulated import vectors as simulated
 from millstream_server.engines.simulated.vectors import SimulatedEmbedder
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.alphabet import alphabet_model
+from millstream_testing.in_process import processor
 from millstream_testing.waiting import until
 from tests.support.clients.http_api import ask, client
 from tests.support.processor.every_ability import EMBEDDER, EveryAbility, every_ability
+from tests.support.telemetry.spans import (
+    TRACE_ID,
+    TRACEPARENT,
+    SpanLog,
+    id_of,
+    parent_of,
+    trace_of,
+)
 from tests.support.wire.http_service import post, raw
-from tests.support.worker.embedding_worker import expected
+from tests.support.worker.embedding_worker import embedding_worker, expected
 
 TEXTS = ["red", "a blue sky", "green"]
 
@@ -98,6 +109,21 @@ async def test_a_client_that_leaves_frees_the_worker(suite: EveryAbility) -> Non
         await suite.embedder.until_open(1)
     await suite.embedder.until_open(0)
     suite.embedder.engine.unwedge()
+
+
+async def test_a_request_is_a_span_in_the_callers_trace(tmp_path: Path) -> None:
+    spans = SpanLog()
+    text = TextModel.load(alphabet_model(tmp_path / "model"))
+    async with (
+        embedding_worker() as one,
+        processor({EMBEDDER: text}, [one.settings.listen], tracing=spans.tracing) as front,
+    ):
+        headers = f"traceparent: {TRACEPARENT}\r\n"
+        await ask(front.port, "/v1/embeddings", {"input": "A"}, headers=headers)
+        await until(lambda: any(s.name == "POST /v1/embeddings" for s in spans.ended))
+        request, batch = spans.named("POST /v1/embeddings"), spans.named(f"embeddings {EMBEDDER}")
+    assert trace_of(request) == TRACE_ID
+    assert parent_of(batch) == id_of(request)
 
 
 # ---- scores --------------------------------------------------------------------------------------
