@@ -96,7 +96,7 @@ async def run(settings: ProcessorSettings) -> int:
     core = _core(settings, service, router, fleet, pacer, texts=texts)
     server = service.prepare(_plan(settings, core))
     loading = server.conditions.own(LOADING, holds=True)
-    add_services(server, core, fleet, http=settings.http)
+    add_services(server, core, fleet, http=settings.http, page=settings.page)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
         parts.callback(core.prompts.close)
@@ -128,21 +128,24 @@ async def run(settings: ProcessorSettings) -> int:
         )
 
 
-def add_services(server: Server, core: ProcessorCore, workers: Fleet, *, http: bool = True) -> None:
-    """Add all services of a Processor to ``server``, and with ``http`` the HTTP API."""
-    if http:
-        Door(core).register(server)
+def add_services(
+    server: Server, core: ProcessorCore, workers: Fleet, *, http: bool = True, page: bool = True
+) -> None:
+    """Add all services of a Processor to ``server``; with ``http`` the HTTP API and ``page``."""
     front = core.front
+    vectors, diffusion = VectorsCore(front, core.prompts, workers), DiffusionCore(front, workers)
+    if http:
+        Door(core, vectors, diffusion, page=page).register(server)
     add_servicers(
         server.methods,
         ProcessorServicer(core),
         DiffusionServicer(
             front,
-            DiffusionCore(front, workers),
+            diffusion,
             TextForwarder(front, workers, workers.unread),
             core.media.budget,
         ),
-        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)),
+        EmbeddingServicer(front, vectors),
     )
 
 

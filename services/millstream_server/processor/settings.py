@@ -115,6 +115,10 @@ class ProcessorSettings(ServiceSettings):
         help="origins whose pages may call this port by a browser, https://app.example,…, or * "
         "for all pages (docs/browsers.md)",
     )
+    page: bool = setting(
+        default=True,
+        help="with --http: a page for browsers at `/`, a chat and an image maker (docs/http.md)",
+    )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )

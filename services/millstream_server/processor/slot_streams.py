@@ -112,7 +112,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         left_s = call.time_left_s
         deadline_s = None if left_s is None else time.monotonic() + left_s
         with self._front.call():
-            asked = rerank_from_proto(request, _trace_of(call, ambient()), deadline_s)
+            asked = rerank_from_proto(request, trace_of(call, ambient()), deadline_s)
             named = replace(asked, request_id=asked.request_id or new_request_id())
             return ranking_to_proto(await self._core.rerank(named))
 
@@ -193,7 +193,7 @@ class _Stream:
         def read(start: Any, trace: TraceContext) -> Any:
             if uploads is not None and start.input_image.upload_id:
                 _fill_in(start.input_image, uploads)
-            request = self._from_proto(start, _trace_of(self._call, trace))
+            request = self._from_proto(start, trace_of(self._call, trace))
             deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
             return replace(
                 request,
@@ -219,7 +219,7 @@ def _fill_in(image: diffusion_pb2.InputImage, uploads: Uploads) -> None:
     uploads.hold.give_back(len(image.data))
 
 
-def _trace_of(call: Call, current: TraceContext) -> TraceContext:
+def trace_of(call: Call, current: TraceContext) -> TraceContext:
     """Return the ``current`` trace or, without tracing in this process, the caller's own."""
     return incoming(call.metadata) if current == NOT_TRACED else current
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from millstream_server.processor.http.schema import NULL, Json
+from millstream_server.processor.http.schema import ABSENT, Int32, Json
 
 
 class Base64Source(Json, tag_field="type", tag="base64"):
@@ -53,7 +53,7 @@ class ToolUseBlock(Json, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: msgspec.Raw = msgspec.Raw(b"{}")
+    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
 
 
 class DocumentBlock(Json, tag_field="type", tag="document"):
@@ -90,7 +90,7 @@ class Tool(Json):
 
     name: str
     description: str | None = None
-    input_schema: msgspec.Raw = msgspec.Raw(b"")
+    input_schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
     type: Literal["custom"] | None = None
 
@@ -143,16 +143,16 @@ class Count(Json, kw_only=True):
 class Messages(Count, kw_only=True):
     """The body of /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Int32
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     metadata: Metadata | None = None
     # Refused
-    container: msgspec.Raw = NULL
-    mcp_servers: msgspec.Raw = NULL
+    container: msgspec.Raw = ABSENT
+    mcp_servers: msgspec.Raw = ABSENT
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"container": (None,), "mcp_servers": (None, [])}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from millstream_server.generation.sampling import Ability
 from millstream_server.processor.answer_options import AnswerOptions
+from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.conversation import (
     Caller,
     Conversation,
@@ -66,18 +67,39 @@ async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: Htt
     conversation = Conversation(core.media.uploads, core.work)
     try:
         with core.front.call():
-            conversation.model = asked.model
-            conversation.request_id = call.request_id
-            conversation.tools, conversation.answers = asked.tools, asked.answers
-            messages = asked.messages(conversation)
-            conversation.add(UserTurn(messages, asked.options, asked.field))
-            said = await conversation.next_turn()
-            if said is None or isinstance(said, DrainNotice):
-                raise InvalidRequestError.of(asked.field, "are missing")
+            said = await _begin(conversation, asked, call)
             turn = await core.answer(conversation, said, Caller.of(call), call, output)
             await send(core, turn, output, call)
     finally:
         conversation.close()
+
+
+async def prepare(core: ProcessorCore, asked: Asked, call: HttpCall) -> PreparedTurn:
+    """Return what a chat would send to a worker.
+
+    Raises:
+        ServingError: it would be refused.
+    """
+    conversation = Conversation(core.media.uploads, core.work)
+    try:
+        with core.front.call():
+            said = await _begin(conversation, asked, call)
+            return await core.render(conversation, said, Caller.of(call))
+    finally:
+        conversation.close()
+
+
+async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> UserTurn:
+    """Put what is asked for in a new conversation; return its turn."""
+    conversation.model = asked.model
+    conversation.request_id = call.request_id
+    conversation.tools, conversation.answers = asked.tools, asked.answers
+    messages = asked.messages(conversation)
+    conversation.add(UserTurn(messages, asked.options, asked.field))
+    said = await conversation.next_turn()
+    if said is None or isinstance(said, DrainNotice):
+        raise InvalidRequestError.of(asked.field, "are missing")
+    return said
 
 
 async def send(core: ProcessorCore, turn: Turn, output: PulledOutput, call: HttpCall) -> None:

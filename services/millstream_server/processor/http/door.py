@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.diffusion.core import DiffusionCore
+from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
-from millstream_server.processor.http.chats import Asked, is_read, output_of, run
+from millstream_server.processor.http.chats import Asked, is_read, output_of, prepare, run
 from millstream_server.processor.http.completions import Completions
 from millstream_server.processor.http.errors import refuse
+from millstream_server.processor.http.images import ImageEndpoints
 from millstream_server.processor.http.model_list import ModelList
+from millstream_server.processor.http.openapi import document
+from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.page import Page
 from millstream_server.processor.http.responses import ResponsesApi
+from millstream_server.processor.http.tokens import TokenEndpoints, rendered
+from millstream_server.processor.http.vectors import VectorEndpoints
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
@@ -18,28 +28,56 @@ from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 class Door:
     """Serves chats, and registers all other endpoints; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
+    def __init__(
+        self, core: ProcessorCore, vectors: VectorsCore, diffusion: DiffusionCore, *, page: bool
+    ) -> None:
+        """Serve with these; with ``page`` the page for browsers, too."""
         self._core = core
         self._threads = core.prompts.threads
+        self._endpoints = [
+            Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
+            Endpoint("POST", "/v1/chat/completions/render", self.render, refuse),
+            Endpoint("GET", "/openapi.json", self.openapi, refuse),
+            *Completions(core).endpoints(),
+            *ModelList(core).endpoints(),
+            *ResponsesApi(core).endpoints(),
+            *Anthropic(core).endpoints(),
+            *VectorEndpoints(core.front, vectors).endpoints(),
+            *ImageEndpoints(core.front, diffusion).endpoints(),
+            *TokenEndpoints(core).endpoints(),
+            *(Page().endpoints() if page else ()),
+        ]
+        self._document = b""
 
     def register(self, server: Server) -> None:
         """Serve on the port that clients reach."""
-        endpoints = [Endpoint("POST", "/v1/chat/completions", self.chat, refuse)]
-        for others in (Completions, ModelList, ResponsesApi, Anthropic):
-            endpoints += others(self._core).endpoints()
-        server.serve_http(endpoints, refuse)
+        server.serve_http(self._endpoints, refuse)
+
+    async def openapi(self, _body: bytes, call: HttpCall) -> None:
+        """Describe the endpoints."""
+        if not self._document:  # made when it is first asked for; it takes some 20 ms
+            self._document = await asyncio.to_thread(document, self._endpoints)
+        await call.write(self._document)
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, requests.read_chat)
         output = output_of(ChatShape(), asked, call)
-        chat = Asked(
+        await run(self._core, self._asked(asked), output, call)
+
+    async def render(self, body: bytes, call: HttpCall) -> None:
+        """Return what a chat would send to a worker."""
+        asked = await bodies.read(self._threads, body, requests.read_chat)
+        prepared = await prepare(self._core, self._asked(asked), call)
+        await call.write(encode(rendered(prepared)))
+
+    def _asked(self, asked: schema.Chat) -> Asked:
+        return Asked(
             model=asked.model,
             tools=requests.tools_of(asked),
             answers=requests.answers_of(asked, events=self._is_read(asked)),
             options=requests.chat_options(asked),
             messages=lambda conversation: requests.messages_of(asked, conversation),
         )
-        await run(self._core, chat, output, call)
 
     def _is_read(self, asked: schema.Chat) -> bool:
         told = bool(asked.tools) and asked.tool_choice != "none"

@@ -28,6 +28,8 @@ class _Model(msgspec.Struct, kw_only=True):
     """The model that the name stands for."""
     max_model_len: int | msgspec.UnsetType
     """Most tokens of a prompt and its answer, by the name that SGLang and vLLM have for it."""
+    tasks: list[str]
+    """What it does now."""
     # Anthropic's
     type: str = "model"
     lifecycle: str = "active"
@@ -70,18 +72,21 @@ class ModelList:
         found: list[_Model] = []
         for model in self._core.models.status():
             context = model.engine.context_length if model.engine else None
+            tasks = sorted(task.name.lower() for task in model.tasks)
             found += [
-                self._model(name, model.name, context) for name in (model.name, *model.aliases)
+                self._model(name, model.name, context, tasks)
+                for name in (model.name, *model.aliases)
             ]
         return found
 
-    def _model(self, name: str, root: str, context: int | None) -> _Model:
+    def _model(self, name: str, root: str, context: int | None, tasks: list[str]) -> _Model:
         return _Model(
             id=name,
             created=self._created,
             root=root,
             max_model_len=msgspec.UNSET if context is None else context,
             max_input_tokens=context,
+            tasks=tasks,
             display_name=name,
             created_at=self._created_at,
         )

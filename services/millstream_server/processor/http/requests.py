@@ -37,6 +37,8 @@ MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
 ANY_OBJECT = '{"type": "object"}'
+_MAX_ID_DIGITS = 10
+"""Of 2^32; int() refuses to read thousands."""
 _DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
@@ -118,7 +120,7 @@ def _bias(given: msgspec.Raw) -> dict[int, float]:
     except schema.BROKEN:
         raise InvalidRequestError.of("logit_bias", "must have numbers by token id") from None
     for token in found:
-        if not (token.isascii() and token.isdigit()):
+        if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
             raise InvalidRequestError.of("logit_bias", f"{token[:32]!r} is no token id")
     return {int(token): value for token, value in found.items()}
 

@@ -20,6 +20,8 @@ _AT = re.compile(r"(?P<why>.*?) - at `\$\.?(?P<path>[^`]*)`", re.DOTALL)
 
 
 NULL = msgspec.Raw(b"null")
+ABSENT: Any = msgspec.field(default_factory=lambda: NULL)
+"""A field of any JSON that may be left out; as a plain default msgspec makes no schema of it."""
 """In place of a field that is left out and would take any value."""
 
 
@@ -104,7 +106,7 @@ class Function(Json):
 
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = msgspec.Raw(b"")
+    parameters: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
 
 
@@ -131,7 +133,7 @@ class NamedTool(Json):
 class JsonSchema(Json):
     """A JSON Schema and its name."""
 
-    schema: msgspec.Raw = msgspec.Raw(b"")
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     name: str = ""
 
 
@@ -156,42 +158,48 @@ class TemplateOptions(Json, forbid_unknown_fields=True):
     reasoning_effort: str | None = None
 
 
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""What the contract's fields hold; the pipeline's own bounds are narrower."""
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
 class Generation(Json, kw_only=True):
     """What chats and completions have in common."""
 
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    n: Int32 | None = None
+    max_tokens: Int32 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: Int32 | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     stop: str | list[str] | None = None
-    logit_bias: msgspec.Raw = NULL
+    logit_bias: msgspec.Raw = ABSENT
     skip_special_tokens: bool | None = None
     priority: Literal["low", "normal", "high"] | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    prompt_logprobs: msgspec.Raw = NULL
-    use_beam_search: msgspec.Raw = NULL
+    prompt_logprobs: msgspec.Raw = ABSENT
+    use_beam_search: msgspec.Raw = ABSENT
 
 
 class Chat(Generation, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int32 | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -199,27 +207,27 @@ class Chat(Generation, kw_only=True):
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
     # Refused
-    audio: msgspec.Raw = NULL
-    functions: msgspec.Raw = NULL
-    function_call: msgspec.Raw = NULL
-    web_search_options: msgspec.Raw = NULL
+    audio: msgspec.Raw = ABSENT
+    functions: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    web_search_options: msgspec.Raw = ABSENT
     modalities: list[str] | None = None
     store: bool | None = None
     verbosity: str | None = None
 
 
-Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]], msgspec.Meta(min_length=1)]
+Ids = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 
 
 class Completion(Generation, kw_only=True):
     """The body of /v1/completions."""
 
     prompt: msgspec.Raw
-    logprobs: int | None = None
+    logprobs: Int32 | None = None
     # Refused
     suffix: str | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Int32 | None = None
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -263,16 +271,25 @@ def read(
     try:
         found = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _violation(str(error)) from None
+        raise violation(str(error)) from None
     except BROKEN as error:
         raise InvalidRequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deep") from None
+    check_supported(found, unsupported)
+    return found
+
+
+def check_supported(found: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Check that a body asks for nothing that this server can't do.
+
+    Raises:
+        UnsupportedFeatureError: it does.
+    """
     for name, nothing in unsupported.items():
         if _value(getattr(found, name, None)) not in nothing:
             why = f"is not supported by this server{_INSTEAD.get(name, '')}"
             raise UnsupportedFeatureError.of(name, why)
-    return found
 
 
 def _value(given: Any) -> Any:
@@ -286,7 +303,8 @@ def _value(given: Any) -> Any:
     return given
 
 
-def _violation(text: str) -> InvalidRequestError:
+def violation(text: str) -> InvalidRequestError:
+    """Return the refusal of a body that isn't what msgspec was told."""
     found = _AT.fullmatch(text)
     if found is None:
         return InvalidRequestError(f"the body isn't as it should be: {text}")

@@ -2,8 +2,9 @@
 
 With API keys a caller needs a valid key, with allowed peers a client certificate of one of them,
 with both both. Health is open to all. Out-of-band load reports are open to callers without a key,
-since gRPC's client opens their stream itself and can't add one. All other methods are refused
-before the request is parsed, also those that don't exist, so that callers can't find out which do.
+since gRPC's client opens their stream itself and can't add one; so is the page at `/`, which asks
+its reader for the key. All other methods are refused before the request is parsed, also those that
+don't exist, so that callers can't find out which do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millstream_server.runtime.settings import SettingsError
 
 _HEALTH = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
 _LOAD = frozenset({"/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"})
+_PAGE = frozenset({"/http/"})
 _BEARER = "bearer "
 
 
@@ -105,7 +107,7 @@ class AuthPolicy:
         if self.peers is not None:
             found.append(AuthLayer(partial(_certificate_owner, self.peers), _HEALTH))
         if self.keys is not None:
-            found.append(AuthLayer(partial(_key_owner, self.keys), _HEALTH | _LOAD))
+            found.append(AuthLayer(partial(_key_owner, self.keys), _HEALTH | _LOAD | _PAGE))
         return found
 
 

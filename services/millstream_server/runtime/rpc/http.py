@@ -75,8 +75,8 @@ class HttpCall(Call, Protocol):
     refuse: Refuse
     """Says failures: the endpoint's, which may put another in its place."""
 
-    def respond(self, content_type: str) -> None:
-        """Choose what `send_from` sends; the status is 200. Without it, it is JSON."""
+    def respond(self, content_type: str, headers: Headers = ()) -> None:
+        """Choose what `write` and `send_from` send; the status is 200. Without it, it is JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,8 +91,8 @@ class HttpStream(Stream):
                          method)  # fmt: skip
         self.respond(JSON)
 
-    def respond(self, content_type: str) -> None:
-        more = _OF_EVENTS if content_type == EVENTS else ()
+    def respond(self, content_type: str, headers: Headers = ()) -> None:
+        more = _OF_EVENTS if content_type == EVENTS else headers
         self.sender.headers = (("content-type", content_type), *more, self._id_header)
 
     @property

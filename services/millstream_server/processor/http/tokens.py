@@ -1,0 +1,177 @@
+"""Text and tokens: /tokenize, /detokenize, and what a chat would send to a worker (…/render)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from millstream_server.generation.request import Prompt
+from millstream_server.generation.sampling import ConstraintKind
+from millstream_server.processor.chat_requests import PreparedTurn
+from millstream_server.processor.conversation import Conversation
+from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.http import requests
+from millstream_server.processor.http import tokens_schema as schema
+from millstream_server.processor.http.errors import refusing
+from millstream_server.processor.http.forwarded import Pieces
+from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.schema import Chat, read
+from millstream_server.processor.servicer import MAX_DETOKENIZE_IDS
+from millstream_server.processor.text.messages import ConversationPaths
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.rpc.http import Endpoint, HttpCall
+
+_TOKENIZE = msgspec.json.Decoder(schema.Tokenize)
+_DETOKENIZE = msgspec.json.Decoder(schema.Detokenize)
+_PATHS = ConversationPaths("messages", "tools")
+_TOKENS_AT_ONCE = 4096
+_NAMES = ((re.compile(r"\btoken_ids\b"), "tokens"),)
+_refuse = refusing(_NAMES)
+_GRAMMARS = {
+    ConstraintKind.JSON_SCHEMA: "json",
+    ConstraintKind.REGEX: "regex",
+    ConstraintKind.EBNF: "grammar",
+    ConstraintKind.STRUCTURAL_TAG: "structural_tag",
+}
+
+
+class TokenEndpoints:
+    """Serves /tokenize and /detokenize; one per process."""
+
+    def __init__(self, core: ProcessorCore) -> None:
+        self._core = core
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("POST", "/tokenize", self.tokenize, _refuse),
+            Endpoint("POST", "/detokenize", self.detokenize, _refuse),
+        ]
+
+    async def tokenize(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_TOKENIZE, body, schema.UNSUPPORTED)
+        name, text = self._core.models.text(asked.model)
+        with self._core.front.call():
+            if asked.messages is not None:
+                ids = await self._of_chat(asked, text)
+            elif asked.prompt is not None:
+                special = asked.add_special_tokens is not False
+                ids = await self._core.prompts.tokenize(text, asked.prompt, special_tokens=special)
+            else:
+                raise InvalidRequestError.of("prompt", "is missing; send prompt or messages")
+            engine = self._core.front.router.of(name).limits
+            most = engine.context_length if engine else text.context_length
+            shown = text if asked.return_token_strs else None
+            await call.send_from(Pieces(call, _written(ids, most or 0, shown)))
+
+    async def _of_chat(self, asked: schema.Tokenize, text: TextModel) -> Sequence[int]:
+        if asked.prompt is not None:
+            raise InvalidRequestError.of("prompt", "comes with messages; send one of them")
+        if asked.add_special_tokens:
+            why = "the model's chat template adds them; leave it out"
+            raise InvalidRequestError.of("add_special_tokens", why)
+        chat = Chat(
+            messages=asked.messages or [],
+            tools=asked.tools,
+            chat_template_kwargs=asked.chat_template_kwargs,
+        )
+        conversation = Conversation(self._core.media.uploads, self._core.work)
+        try:
+            messages = requests.messages_of(chat, conversation)
+            if any(message.parts for message in messages):
+                why = "this endpoint takes text only; use /v1/chat/completions/render"
+                raise UnsupportedFeatureError.of("messages", why)
+            answers = requests.answers_of(chat, events=False)
+            variables = answers.variables_for(text.chat_template)
+            _, ids = await self._core.prompts.of_chat(
+                text, messages, requests.tools_of(chat), _PATHS, variables
+            )
+        finally:
+            conversation.close()
+        return ids
+
+    async def detokenize(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_DETOKENIZE, body)
+        if len(asked.tokens) > MAX_DETOKENIZE_IDS:
+            raise InvalidRequestError.of("tokens", f"at most {MAX_DETOKENIZE_IDS}")
+        _, text = self._core.models.text(asked.model)
+        with self._core.front.call():
+            prompt = await self._core.prompts.detokenize(
+                text, asked.tokens, special_tokens=not asked.skip_special_tokens
+            )
+        await call.write(encode(schema.Detokenized(prompt)))
+
+
+def _written(ids: Sequence[int], most: int, text: TextModel | None) -> Iterator[bytes]:
+    """Write an answer in pieces; with ``text`` it has the tokens' texts, too."""
+    yield b'{"count":%d,"max_model_len":%d,"tokens":[' % (len(ids), most)
+    yield from _listed(ids, list)
+    if text is None:
+        yield b'],"token_strs":null}'
+        return
+    yield b'],"token_strs":['
+    yield from _listed(ids, lambda part: [_shown(text, token) for token in part])
+    yield b"]}"
+
+
+def _listed(ids: Sequence[int], convert: Callable[[Sequence[int]], Any]) -> Iterator[bytes]:
+    for start in range(0, len(ids), _TOKENS_AT_ONCE):
+        part = encode(convert(ids[start : start + _TOKENS_AT_ONCE]))[1:-1]
+        yield part if not start else b"," + part
+
+
+def _shown(text: TextModel, token: int) -> str:
+    return text.token_bytes(token).decode("utf-8", "replace")
+
+
+# ---- …/render ------------------------------------------------------------------------------------
+
+
+def rendered(prepared: PreparedTurn) -> schema.Rendered:
+    """Convert what a chat would send."""
+    request, text = prepared.request, prepared.served.text
+    sampling, options = request.sampling, prepared.options
+    grammar = sampling.constraint
+    params = schema.SamplingParams(
+        max_tokens=sampling.max_new_tokens,
+        n=options.n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        min_tokens=sampling.min_new_tokens,
+        ignore_eos=sampling.ignore_eos,
+        seed=sampling.seed,
+        stop=list(options.stops),
+        stop_token_ids=sorted({*text.eos_token_ids, *sampling.stop_token_ids}),
+        logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
+        structured_outputs={_GRAMMARS[grammar.kind]: grammar.source} if grammar else None,
+    )
+    return schema.Rendered(
+        request.request_id,
+        request.model,
+        list(request.token_ids),
+        prepared.text,
+        params,
+        _features(request.prompt),
+        request.cache_salt or None,
+    )
+
+
+def _features(prompt: Prompt) -> schema.Features | None:
+    if not prompt.media:
+        return None
+    features = schema.Features({}, {})
+    for item in prompt.media:
+        kind = item.modality.value
+        features.mm_hashes.setdefault(kind, []).append(item.digest.hex())
+        features.mm_placeholders.setdefault(kind, []).extend(
+            schema.Placeholder(span.start, span.length) for span in item.spans
+        )
+    return features

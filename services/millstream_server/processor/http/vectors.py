@@ -1,0 +1,284 @@
+"""Vectors and scores: /v1/embeddings, /v1/rerank and /v1/score."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import time
+from array import array
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from millstream_server.embedding.request import (
+    MAX_DOCUMENTS,
+    EmbedRequest,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
+from millstream_server.processor.embedding.core import VectorsCore
+from millstream_server.processor.front import Front
+from millstream_server.processor.http import vectors_schema as schema
+from millstream_server.processor.http.errors import refusing
+from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
+from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.schema import read
+from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+from millstream_server.runtime.rpc.http import Endpoint, HttpCall
+
+T = TypeVar("T")
+
+_EMBEDDINGS = msgspec.json.Decoder(schema.Embeddings)
+_RERANK = msgspec.json.Decoder(schema.Rerank)
+_SCORE = msgspec.json.Decoder(schema.Score)
+_FLOAT_BYTES = 4
+_NUMBERS_AT_ONCE = 16 << 10
+"""Written without giving other requests a turn: some 2 ms."""
+_QUERIES_AT_ONCE = 8
+"""Of one request that has many: each is a request of its own in the model's queue."""
+_DOCUMENT = re.compile(r"documents\[(\d+)\]")
+_METHODS = ((re.compile(r"\bcall (?:Rerank|Embed), or name"), "name"),)
+_EMBED_NAMES = (
+    (re.compile(r"\binputs(\[\d+\])\.(?:text|token_ids)\b"), r"input\1"),
+    (re.compile(r"^inputs\b"), "input"),
+    *_METHODS,
+)
+_SCORE_NAMES = (
+    (re.compile(r"^documents\b"), "text_2"),
+    (re.compile(r"^query\b"), "text_1"),
+    *_METHODS,
+)
+_refuse_embed = refusing(_EMBED_NAMES)
+_refuse_rerank = refusing(_METHODS)
+_refuse_score = refusing(_SCORE_NAMES)
+
+
+class VectorEndpoints:
+    """Serves them; one per process."""
+
+    def __init__(self, front: Front, core: VectorsCore) -> None:
+        self._front = front
+        self._core = core
+
+    def endpoints(self) -> list[Endpoint]:
+        rank = partial(Endpoint, "POST", serve=self.rerank, refuse=_refuse_rerank)
+        score = partial(Endpoint, "POST", serve=self.score, refuse=_refuse_score)
+        return [
+            Endpoint("POST", "/v1/embeddings", self.embed, _refuse_embed),
+            *(rank(path) for path in ("/v1/rerank", "/v2/rerank", "/rerank")),
+            *(score(path) for path in ("/v1/score", "/score")),
+        ]
+
+    # ---- vectors
+
+    async def embed(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_EMBEDDINGS, body, schema.UNSUPPORTED)
+        request = EmbedRequest(
+            inputs=_inputs(asked.input),
+            dimensions=asked.dimensions,
+            normalize=asked.normalize is not False,
+            prompt_name=asked.prompt_name,
+            **common_fields(asked, call),
+        )
+        with self._front.call(), Held(self._front.held) as held:
+            found = _Found(len(request.inputs), held)
+            end = await self._core.embed(request, found)
+            write = _base64 if asked.encoding_format == "base64" else _numbers
+            usage = _usage(end.input_tokens)
+            await call.send_from(Pieces(call, _written(found.rows, write, end.model, usage)))
+
+    # ---- scores
+
+    async def rerank(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_RERANK, body, schema.UNSUPPORTED)
+        request = RerankRequest(
+            query=asked.query,
+            documents=[d if isinstance(d, str) else d.text for d in asked.documents],
+            top_n=asked.top_n,
+            instruction=asked.instruction,
+            return_documents=bool(asked.return_documents),
+            **common_fields(asked, call),
+        )
+        with self._front.call():
+            ranking = await self._core.rerank(request)
+        results = [
+            schema.Ranked(
+                one.index,
+                one.score,
+                schema.Document(one.document) if request.return_documents else None,
+            )
+            for one in ranking.results
+        ]
+        await call.write(
+            encode(
+                schema.Ranking(
+                    ranking.request_id,
+                    results,
+                    schema.Meta(schema.Tokens(ranking.input_tokens)),
+                    ranking.model,
+                    _usage(ranking.input_tokens),
+                )
+            )
+        )
+
+    async def score(self, body: bytes, call: HttpCall) -> None:
+        asked = read(_SCORE, body, schema.UNSUPPORTED)
+        queries, documents = _texts(asked.text_1), _texts(asked.text_2)
+        _check_pairs(queries, documents)
+        if len(queries) == 1:
+            queries *= len(documents)
+        common = common_fields(asked, call)
+        free = asyncio.Semaphore(_QUERIES_AT_ONCE)
+
+        async def rank(query: str, places: Sequence[int]) -> Ranking:
+            request = RerankRequest(
+                query=query,
+                documents=[documents[place] for place in places],
+                instruction=asked.instruction,
+                **common,
+            )
+            async with free:
+                try:
+                    return await self._core.rerank(request)
+                except InvalidRequestError as error:
+                    raise _at(error, places) from error
+
+        with self._front.call():
+            rankings = await _all(rank(*one) for one in _by_query(queries).items())
+        places = _by_query(queries).values()
+        data = sorted(
+            (
+                schema.Scored(at[one.index], one.score)
+                for at, ranking in zip(places, rankings, strict=True)
+                for one in ranking.results
+            ),
+            key=lambda scored: scored.index,
+        )
+        tokens = sum(ranking.input_tokens for ranking in rankings)
+        scores = schema.Scores(
+            call.request_id, int(time.time()), rankings[0].model, data, _usage(tokens)
+        )
+        await call.write(encode(scores))
+
+
+# ---- from bodies ---------------------------------------------------------------------------------
+
+
+def _inputs(given: str | list[Any]) -> Sequence[str | Sequence[int]]:
+    """Return a batch's inputs: token ids alone are one.
+
+    Raises:
+        InvalidRequestError: token ids stand beside texts.
+    """
+    if isinstance(given, str):
+        return [given]
+    ids = [isinstance(part, int) for part in given]
+    if given and all(ids):
+        return [given]
+    if any(ids):
+        raise InvalidRequestError.of("input", "must be texts, or lists of token ids")
+    return given
+
+
+def _texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _check_pairs(queries: Sequence[str], documents: Sequence[str]) -> None:
+    """Check that there are pairs.
+
+    Raises:
+        InvalidRequestError: there are none, too many, or texts are left over.
+    """
+    if not 1 <= len(documents) <= MAX_DOCUMENTS:
+        raise InvalidRequestError.of("text_2", f"has {len(documents)}; send 1 to {MAX_DOCUMENTS}")
+    if len(queries) not in {1, len(documents)}:
+        why = f"has {len(queries)} texts; send 1, or as many as text_2 has, {len(documents)}"
+        raise InvalidRequestError.of("text_1", why)
+
+
+def _by_query(queries: Sequence[str]) -> Mapping[str, Sequence[int]]:
+    """Return at which places each query is."""
+    found: dict[str, list[int]] = {}
+    for place, query in enumerate(queries):
+        found.setdefault(query, []).append(place)
+    return found
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all; the first that fails cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _at(error: InvalidRequestError, places: Sequence[int]) -> InvalidRequestError:
+    """Return a refusal of some documents with their places among all."""
+
+    def field(name: str) -> str:
+        found = _DOCUMENT.fullmatch(name)
+        return f"documents[{places[int(found[1])]}]" if found else name
+
+    if not error.violations:
+        return error
+    said = [FieldViolation(field(v.field), v.description) for v in error.violations]
+    return type(error).of_all(said)
+
+
+# ---- to answers ----------------------------------------------------------------------------------
+
+
+class _Found:
+    """An `Output` that keeps the vectors of a batch."""
+
+    stopped = None
+
+    def __init__(self, inputs: int, held: Held) -> None:
+        self.rows = [b""] * inputs
+        self._held = held
+
+    def latest(self, entry: Vectors) -> None:
+        """Do nothing: vectors are never replaced."""
+
+    async def put(self, entry: Vectors, nbytes: int) -> None:
+        """Keep them.
+
+        Raises:
+            OverloadedError: there is no memory for them.
+        """
+        self._held.take(nbytes)
+        width = _FLOAT_BYTES * entry.dimensions
+        for place, index in enumerate(entry.indices):
+            self.rows[index] = entry.values[place * width : (place + 1) * width]
+
+
+def _numbers(row: bytes) -> list[float]:
+    return array("f", row).tolist()
+
+
+def _base64(row: bytes) -> str:
+    return base64.b64encode(row).decode()
+
+
+def _written(
+    rows: Sequence[bytes], write: Callable[[bytes], Any], model: str, usage: schema.Usage
+) -> Iterator[bytes]:
+    """Write an answer, some vectors at a time."""
+    at_once = max(1, _NUMBERS_AT_ONCE * _FLOAT_BYTES // max(1, len(rows[0])))
+    before = b'{"object":"list","data":['
+    for start in range(0, len(rows), at_once):
+        part = enumerate(rows[start : start + at_once], start)
+        yield before + encode([schema.Vector(i, write(row)) for i, row in part])[1:-1]
+        before = b","
+    yield b'],"model":%b,"usage":%b}' % (encode(model), encode(usage))
+
+
+def _usage(tokens: int) -> schema.Usage:
+    return schema.Usage(tokens, tokens)

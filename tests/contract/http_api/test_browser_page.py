@@ -1,0 +1,80 @@
+"""The page at `/` without a browser: what it may load, who gets it, and that it can be off."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from millstream_server.processor import app
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy
+from millstream_server.runtime.security.api_keys import ApiKeys
+from millstream_server.runtime.transport.options import TransportOptions
+from millstream_testing.alphabet import alphabet_model
+from millstream_testing.in_process import InProcessProcessor, make_fleet, suite
+from tests.support.wire.http_service import raw
+
+OPTIONS = TransportOptions(max_receive_bytes=1 << 20)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> TextModel:
+    return TextModel.load(alphabet_model(tmp_path / "model"))
+
+
+async def get(port: int, path: str) -> tuple[int, dict[str, str], bytes]:
+    async with raw(port) as wire:
+        wire.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        status, headers, parts = await wire.response()
+    return status, headers, b"".join(parts)
+
+
+async def test_it_may_run_its_own_script_and_load_nothing(model: TextModel) -> None:
+    async with suite(model) as (front, _):
+        status, headers, page = await get(front.port, "/?from=a-link")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ")
+    for element in (b"script", b"style"):
+        (content,) = re.findall(b"<%b>(.*?)</%b>" % (element, element), page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        assert f"{element.decode()}-src 'sha256-{digest}'" in policy
+    assert b"//" not in re.sub(rb"// .*$", b"", page, flags=re.MULTILINE)  # comments, no URL
+
+
+@contextlib.asynccontextmanager
+async def another(
+    front: InProcessProcessor, *, page: bool = True, auth: AuthPolicy | None = None
+) -> AsyncIterator[int]:
+    """Serve the same on another port."""
+    options = ServerOptions(max_receive_bytes=1 << 20, clients=OPTIONS, auth=auth or AuthPolicy())
+    server = Server(app.SERVICES, options)
+    app.add_services(server, front.core, make_fleet([])[1], page=page)
+    port = await server.listen("127.0.0.1:0")
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+async def test_it_comes_without_a_key_and_nothing_else_does(model: TextModel) -> None:
+    keys = AuthPolicy(keys=ApiKeys(inline=f"alice:{'k' * 32}"))
+    async with suite(model) as (front, _), another(front, auth=keys) as port:
+        assert (await get(port, "/"))[0] == 200
+        assert (await get(port, "/v1/models"))[0] == 401
+        assert (await get(port, "/openapi.json"))[0] == 401
+
+
+async def test_it_can_be_off(model: TextModel) -> None:
+    async with suite(model) as (front, _), another(front, page=False) as port:
+        assert (await get(port, "/"))[0] == 404
+        status, _, document = await get(port, "/openapi.json")
+        assert status == 200
+        assert b'"/":' not in document
