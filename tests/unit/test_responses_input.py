@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from millstream_server.processor.conversation import Conversation
-from millstream_server.processor.http import responses_schema as schema
-from millstream_server.processor.http.responses_input import messages_of
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.input import messages_of
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.drain import OpenWork

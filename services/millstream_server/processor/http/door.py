@@ -18,7 +18,7 @@ from millstream_server.processor.http.chats import Asked, is_read, run, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import Events, Shape, Whole, encode
-from millstream_server.processor.http.responses import ResponsesApi
+from millstream_server.processor.http.responses.api import ResponsesApi
 from millstream_server.processor.output import PulledOutput
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.server import Server

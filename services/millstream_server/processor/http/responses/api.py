@@ -9,18 +9,18 @@ import re
 import msgspec
 
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.chats import Asked, is_read, run
 from millstream_server.processor.http.errors import refuse, refused, renamed, sentence
-from millstream_server.processor.http.responses_input import messages_of
-from millstream_server.processor.http.responses_output import (
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.input import messages_of
+from millstream_server.processor.http.responses.output import (
     ResponseEvents,
     ResponseOutput,
     WholeResponse,
 )
-from millstream_server.processor.http.responses_requests import answers_of, response_options
-from millstream_server.processor.http.responses_shown import Shown
-from millstream_server.processor.http.responses_tools import Tools, grammar_chars
+from millstream_server.processor.http.responses.requests import answers_of, response_options
+from millstream_server.processor.http.responses.shown import Shown
+from millstream_server.processor.http.responses.tools import Tools, grammar_chars
 from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import Failure, ServingError

@@ -8,9 +8,9 @@ from typing import Any
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import ANY_OBJECT, options_of
-from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.tools import Tools
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
