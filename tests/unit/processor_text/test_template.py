@@ -108,26 +108,6 @@ def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
     assert template(knowing).render([developer]) == "D"
 
 
-_ALTERNATING = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
-)
-_FORGETFUL = "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("source", "late_developer", "two_users"),
-    [(CHATML, True, True), (_ALTERNATING, False, False), (_FORGETFUL, False, True)],
-)
-def test_what_a_template_shows(source: str, *, late_developer: bool, two_users: bool) -> None:
-    user = ChatRole.USER
-    found = template(source)
-    for _ in range(2):
-        order = (user, ChatRole.ASSISTANT, ChatRole.DEVELOPER, user)
-        assert found.shows(*order) is late_developer
-        assert found.shows(user, user) is two_users
-
-
 def test_the_tool_use_template_is_taken_when_there_are_tools() -> None:
     both = ChatTemplate({"default": "plain", "tool_use": "with tools"}, {})
     assert both.render([HELLO]) == "plain"

@@ -13,7 +13,6 @@ from jinja2.exceptions import TemplateError
 
 from millstream_server.processor.text.messages import (
     ChatMessage,
-    ChatRole,
     Tool,
     message_for_template,
     tool_for_template,
@@ -78,8 +77,6 @@ class ChatTemplate:
         self._reasoning = {name: _reasoning_key(source) for name, source in sources.items()}
         self.source = "\n".join(sources.values())
         """All templates' text, to look for words in."""
-        self._shown: dict[tuple[ChatRole, ...], bool] = {}
-        """What `shows` has found."""
 
     @property
     def available(self) -> bool:
@@ -134,17 +131,6 @@ class ChatTemplate:
         }
         prompt = self._rendered(template, variables, field)
         return _before_mark(prompt, mark, last, continues) if continues else prompt
-
-    def shows(self, *roles: ChatRole) -> bool:
-        """Whether it takes messages of these roles, in this order, and shows the text of each."""
-        if roles not in self._shown:
-            said = [ChatMessage(role, f"text {index}") for index, role in enumerate(roles)]
-            try:
-                prompt = self.render(said)
-            except InvalidRequestError:
-                prompt = ""
-            self._shown[roles] = all(message.text in prompt for message in said)
-        return self._shown[roles]
 
     def render_pair(self, query: str, document: str, instruction: str, field: str) -> str:
         """Render what `takes_pairs` is about; an empty instruction: the template's own.

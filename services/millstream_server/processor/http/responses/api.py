@@ -54,8 +54,9 @@ class ResponsesApi:
     async def respond(self, body: bytes, call: HttpCall) -> None:
         asked = read(_RESPONSES, body, schema.UNSUPPORTED)
         tools = await self._tools(asked)
-        template = self._template(asked)
-        answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
+        answers = answers_of(
+            asked, tools, self._template(asked), events=self._is_read(asked, tools)
+        )
         effort = asked.reasoning.effort if asked.reasoning and answers.variables else None
         shown = Shown(asked, tools, effort=effort)
         output: ResponseOutput
@@ -71,7 +72,7 @@ class ResponsesApi:
             tools=tools.told,
             answers=answers,
             options=response_options(asked),
-            messages=lambda conversation: messages_of(asked, conversation, template, names.calls),
+            messages=lambda conversation: messages_of(asked, conversation, names.calls),
             field="input",
         )
         await run(self._core, chat, output, call)

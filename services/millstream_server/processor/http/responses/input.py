@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -23,29 +22,23 @@ from millstream_server.processor.text.messages import (
     MediaPart,
     ToolCall,
 )
-from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.json_bounds import read_object
 
 Parts = tuple[str | MediaPart, ...]
 
 _BEGINNING = (ChatRole.SYSTEM, ChatRole.DEVELOPER)
-_BETWEEN = "\n\n"
 _SEARCH_CALL = "tool_search_call"
 _CALLS = {"function_call", "custom_tool_call", _SEARCH_CALL}
 _RESULTS = {"function_call_output", "custom_tool_call_output"}
 
 
 def messages_of(
-    asked: schema.Responses,
-    conversation: Conversation,
-    template: ChatTemplate | None,
-    paths: dict[str, str],
+    asked: schema.Responses, conversation: Conversation, paths: dict[str, str]
 ) -> tuple[ChatMessage, ...]:
     """Convert the input and the instructions; files in them count as held by the conversation.
 
-    They fit the model's ``template``, if it is known. ``paths`` gets where the calls of messages
-    are in the body, by their paths in the messages.
+    ``paths`` gets where the calls of messages are in the body, by their paths in the messages.
 
     Raises:
         ServingError: there are none or too many, or a part of one can't be taken.
@@ -60,46 +53,21 @@ def messages_of(
         messages = _Messages(conversation, paths).of(items)
     if asked.instructions:
         messages.insert(0, ChatMessage(ChatRole.SYSTEM, asked.instructions, field="instructions"))
-    messages = _one_beginning(messages)
-    return tuple(messages if template is None else _fitted(messages, template))
+    return tuple(_one_beginning(messages))
 
 
 def _one_beginning(messages: list[ChatMessage]) -> list[ChatMessage]:
     """Join what stands before the conversation: many templates take one such message."""
     count = 0
     while count < len(messages) and messages[count].role in _BEGINNING:
+        if messages[count].parts:  # an image, which is refused
+            break
         count += 1
     if count < 2:  # noqa: PLR2004 - one needs no other
         return messages
     first = messages[0]
-    text = _BETWEEN.join([message.text for message in messages[:count]])
+    text = "\n\n".join([message.text for message in messages[:count]])
     return [ChatMessage(first.role, text, field=first.field), *messages[count:]]
-
-
-def _fitted(messages: list[ChatMessage], template: ChatTemplate) -> list[ChatMessage]:
-    """Return messages in an order that a template takes.
-
-    Agents give instructions at any time, and several messages of users in a row. Many templates
-    refuse the one or the other, or leave it out.
-    """
-    user, answer = ChatRole.USER, ChatRole.ASSISTANT
-    fitted = messages[:1]
-    for message in messages[1:]:
-        role = message.role
-        if role in _BEGINNING and not template.shows(user, answer, role, user):
-            message = replace(message, role=user)  # noqa: PLW2901 - the same one, as it can be shown
-        last = fitted[-1]
-        if message.role is last.role is user and not template.shows(user, user):
-            fitted[-1] = _joined(last, message)
-        else:
-            fitted.append(message)
-    return fitted
-
-
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    parts = (*(first.parts or (first.text,)), _BETWEEN, *(second.parts or (second.text,)))
-    has_media = bool(first.parts or second.parts)
-    return replace(first, text=_text(parts), parts=parts if has_media else ())
 
 
 class _Messages:
