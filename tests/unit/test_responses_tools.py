@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from millstream_server.processor.http.responses_tools import CustomInput, told_name
+from millstream_server.processor.http.responses.tools import CustomInput, told_name
 
 _TEXT = 'a "b"\\n\\\n\té\U0001f600\U0001f600 }'
 

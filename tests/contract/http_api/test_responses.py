@@ -319,6 +319,21 @@ async def test_sampling_that_counts_is_in_the_response(
             "text and images",
         ),
         (
+            {
+                "instructions": "a",
+                "input": [
+                    {
+                        "role": "developer",
+                        "content": [{"type": "input_image", "image_url": "https://x/y.png"}],
+                    },
+                    {"role": "user", "content": "b"},
+                ],
+            },
+            "input[0].content[0].image_url",
+            "invalid_request",
+            "only USER and TOOL messages",
+        ),
+        (
             {"input": [{"role": "assistant", "content": "a"}]},
             "input[0].role",
             "invalid_request",

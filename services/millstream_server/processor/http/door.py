@@ -18,7 +18,7 @@ from millstream_server.processor.http.model_list import ModelList
 from millstream_server.processor.http.openapi import document
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.page import Page
-from millstream_server.processor.http.responses import ResponsesApi
+from millstream_server.processor.http.responses.api import ResponsesApi
 from millstream_server.processor.http.tokens import TokenEndpoints, rendered
 from millstream_server.processor.http.vectors import VectorEndpoints
 from millstream_server.runtime.lifecycle.server import Server

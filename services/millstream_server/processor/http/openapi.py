@@ -13,12 +13,12 @@ import msgspec
 from millstream_server.processor.http import answers_schema as answers
 from millstream_server.processor.http import anthropic_schema as anthropic
 from millstream_server.processor.http import images_schema as images
-from millstream_server.processor.http import responses_schema as responses
 from millstream_server.processor.http import schema
 from millstream_server.processor.http import tokens_schema as tokens
 from millstream_server.processor.http import vectors_schema as vectors
 from millstream_server.processor.http.errors import ErrorBody
 from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.responses import schema as responses
 from millstream_server.runtime.rpc.http import JSON, REQUEST_ID, Endpoint
 
 Unsupported = Mapping[str, tuple[Any, ...]]

@@ -58,8 +58,13 @@ def read_chat(body: bytes) -> schema.Chat:
         InvalidRequestError: it can't be read, or has too much of something.
     """
     asked = schema.read(_CHATS, body)
-    check_counts(asked.messages, [_parts(message) for message in asked.messages], asked.tools)
+    check_chat(asked)
     return asked
+
+
+def check_chat(asked: schema.Chat) -> None:
+    """Check how much a chat has; see `check_counts`."""
+    check_counts(asked.messages, [_parts(message) for message in asked.messages], asked.tools)
 
 
 def check_counts(

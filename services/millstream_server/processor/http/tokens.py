@@ -78,6 +78,7 @@ class TokenEndpoints:
             tools=asked.tools,
             chat_template_kwargs=asked.chat_template_kwargs,
         )
+        requests.check_chat(chat)
         conversation = Conversation(self._core.media.uploads, self._core.work)
         try:
             messages = requests.messages_of(chat, conversation)

@@ -23,7 +23,7 @@ from millstream_server.formats.events import (
 from millstream_server.generation.output import FinishReason
 from millstream_server.processor.choice import Delta
 from millstream_server.processor.http.output import DONE, encode
-from millstream_server.processor.http.responses_items import (
+from millstream_server.processor.http.responses.items import (
     CustomCall,
     FunctionCall,
     Item,
@@ -31,8 +31,8 @@ from millstream_server.processor.http.responses_items import (
     SearchCall,
     Thought,
 )
-from millstream_server.processor.http.responses_shown import Shown
-from millstream_server.processor.http.responses_tools import SEARCH, Tools
+from millstream_server.processor.http.responses.shown import Shown
+from millstream_server.processor.http.responses.tools import SEARCH, Tools
 from millstream_server.processor.output import PulledOutput
 
 if TYPE_CHECKING:

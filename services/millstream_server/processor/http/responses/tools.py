@@ -19,8 +19,8 @@ from millstream_server.formats.argument_schema import UnconstrainableError
 from millstream_server.formats.regular.expressions import pattern_of
 from millstream_server.formats.regular.lark import read_lark
 from millstream_server.formats.regular.regex import read_regex
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import schema_text
+from millstream_server.processor.http.responses import schema
 from millstream_server.processor.text.messages import Tool
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from millstream_server.processor.http.responses_tools import CustomInput, OwnName
+from millstream_server.processor.http.responses.tools import CustomInput, OwnName
 
 
 class Item:

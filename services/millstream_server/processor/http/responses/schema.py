@@ -85,7 +85,7 @@ class Tool(msgspec.Struct):
     type: str
     name: str = ""
     description: str | None = None
-    parameters: msgspec.Raw = msgspec.Raw(b"null")
+    parameters: msgspec.Raw = schema.ABSENT
     strict: bool | None = None
     format: InputFormat | None = None
     tools: list[Tool] | None = None
@@ -140,7 +140,7 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema: msgspec.Raw = msgspec.Raw(b"")
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     strict: bool | None = None
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.output import encode
-from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.tools import Tools
 
 if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn

@@ -8,18 +8,18 @@ import re
 
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import bodies
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.chats import Asked, is_read, run
 from millstream_server.processor.http.errors import refuse, refused, renamed, sentence
-from millstream_server.processor.http.responses_input import messages_of, read_body
-from millstream_server.processor.http.responses_output import (
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.input import messages_of, read_body
+from millstream_server.processor.http.responses.output import (
     ResponseEvents,
     ResponseOutput,
     WholeResponse,
 )
-from millstream_server.processor.http.responses_requests import answers_of, response_options
-from millstream_server.processor.http.responses_shown import Shown
-from millstream_server.processor.http.responses_tools import Tools, grammar_chars
+from millstream_server.processor.http.responses.requests import answers_of, response_options
+from millstream_server.processor.http.responses.shown import Shown
+from millstream_server.processor.http.responses.tools import Tools, grammar_chars
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import Failure, ServingError
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall, Refusal
@@ -51,8 +51,9 @@ class ResponsesApi:
     async def respond(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._core.prompts.threads, body, read_body)
         tools = await self._tools(asked)
-        template = self._template(asked)
-        answers = answers_of(asked, tools, template, events=self._is_read(asked, tools))
+        answers = answers_of(
+            asked, tools, self._template(asked), events=self._is_read(asked, tools)
+        )
         effort = asked.reasoning.effort if asked.reasoning and answers.switches else None
         shown = Shown(asked, tools, effort=effort)
         output: ResponseOutput

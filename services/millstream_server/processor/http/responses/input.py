@@ -8,9 +8,9 @@ import msgspec
 
 from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Conversation
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import MAX_MESSAGES, MAX_PARTS, media_at
-from millstream_server.processor.http.responses_tools import (
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.tools import (
     SEARCH,
     arguments_of,
     told_name,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.http import responses_schema as schema
 from millstream_server.processor.http.requests import ANY_OBJECT, options_of
-from millstream_server.processor.http.responses_tools import Tools
+from millstream_server.processor.http.responses import schema
+from millstream_server.processor.http.responses.tools import Tools
 from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
@@ -40,10 +42,11 @@ def _constraint(form: schema.TextFormat | None) -> Constraint | None:
         return None
     if form.type == "json_object":
         return Constraint(ConstraintKind.JSON_SCHEMA, ANY_OBJECT)
-    for name, value in (("name", form.name), ("schema", bytes(form.schema))):
+    text = "" if form.schema is msgspec.UNSET else bytes(form.schema).decode()
+    for name, value in (("name", form.name), ("schema", text)):
         if not value:
             raise InvalidRequestError.of(f"text.format.{name}", "is missing")
-    return Constraint(ConstraintKind.JSON_SCHEMA, bytes(form.schema).decode())
+    return Constraint(ConstraintKind.JSON_SCHEMA, text)
 
 
 def answers_of(
