@@ -175,6 +175,17 @@ async def test_what_is_ambiguous_or_too_large_is_refused_and_ends_the_connection
     assert b"smuggled" not in service.bodies
 
 
+async def test_what_follows_a_refusal_is_not_answered(service: HttpService, wire: Raw) -> None:
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    wire.send(b"nonsense\r\n\r\n")
+    assert (await wire.response())[0] == 400
+    wire.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert await wire.closed()
+    await until(lambda: not service.server.connections)
+    assert not failed
+
+
 async def test_what_follows_an_upgrade_is_not_read(service: HttpService, wire: Raw) -> None:
     wire.send(post("/echo", headers="Connection: Upgrade\r\nUpgrade: h2c\r\n") + post("/hang"))
     assert (await wire.response())[0] == 200

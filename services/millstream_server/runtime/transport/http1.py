@@ -76,9 +76,11 @@ class Http1Connection(BaseConnection):
 
     def data_received(self, data: bytes) -> None:
         self.bounds.taken_bytes += len(data)
+        if self._reader.deaf:
+            return
         if data.startswith(_NO_ALPN) and not self._last_id:
             self._answer(refusal(400, "HTTP/2 over TLS needs the ALPN protocol h2"))
-        elif not self._reader.deaf:
+        else:
             self._intake.take(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -99,7 +101,6 @@ class Http1Connection(BaseConnection):
 
     @property
     def head_bytes(self) -> int:
-        """See `RequestReader.counted_bytes`."""
         return self._reader.counted_bytes
 
     def _stop(self) -> None:
