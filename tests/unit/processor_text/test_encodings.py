@@ -96,17 +96,31 @@ def test_a_prompt_is_the_makers(golden: dict[str, Any], monkeypatch: pytest.Monk
     assert prompt == golden["prompt"]
 
 
-@pytest.mark.parametrize("name", sorted({golden["encoding"] for golden in CASES}))
-def test_the_call_that_a_prompt_shows_is_read_as_the_models_own(name: str) -> None:
-    asked, answered = (
-        next(g["prompt"] for g in CASES if (g["encoding"], g["conversation"]) == (name, what))
-        for what in ("tools", "a result")
-    )
+def plain(name: str, thinking: object, conversation: str) -> str:
+    """Return the prompt of a conversation without an effort."""
+    variables = {} if thinking is None else {"thinking": thinking}
+    told = {"encoding": name, "conversation": conversation, "variables": variables}
+    found: str = next(golden["prompt"] for golden in CASES if told.items() <= golden.items())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "thinking"),
+    sorted(
+        {(golden["encoding"], golden["variables"].get("thinking")) for golden in CASES}, key=str
+    ),
+)
+def test_an_answer_that_a_prompt_shows_is_read_as_the_models_own(
+    name: str, *, thinking: bool | None
+) -> None:
+    asked, answered = (plain(name, thinking, what) for what in ("tools", "a result"))
     assert answered.startswith(asked)
     form = FORMATS[encoding(name).answers]
     parts = read(parser(form, prompt=asked), [answered.removeprefix(asked)])
     _, _, tool, arguments = next(part for part in parts if part[0] == "call")
     assert (tool, json.loads(arguments)) == ("weather", {"city": "Zürich", "n": 2})
+    reasons = thinking or name == "harmony"
+    assert [part[1] for part in parts if part[0] == "reasoning"] == ["hm"] * bool(reasons)
 
 
 def test_there_are_goldens_of_each_encoding() -> None:
