@@ -25,6 +25,7 @@ from tests.support.models.models import (
     unigram_model,
     wordpiece_model,
 )
+from tests.support.models.odd_texts import odd_texts
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "byte_level": byte_level_model,
@@ -110,6 +111,9 @@ def test_texts_stream_exactly_as_the_library_decodes_them(
         assert streamed == model.tokenizer.decode(ids)
         if name != "unigram":  # it has no token for some letters
             assert streamed == text
+    for text in odd_texts(10_000):
+        ids = model.encode(text, add_special_tokens=False)
+        assert in_parts(model, ids, chance) == model.tokenizer.decode(ids), text
 
 
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from datetime import datetime, tzinfo
 from typing import Any, Self
@@ -51,6 +52,11 @@ def encoding(name: str) -> Encoding:
     return found
 
 
+@functools.cache
+def chat_template(name: str) -> ChatTemplate:
+    return ChatTemplate({"default": encoding(name).template}, NAMES)
+
+
 def messages(given: list[dict[str, Any]], *, reasons: bool) -> list[ChatMessage]:
     return [
         ChatMessage(
@@ -82,7 +88,7 @@ def test_a_prompt_is_the_makers(golden: dict[str, Any], monkeypatch: pytest.Monk
     monkeypatch.setattr(sandbox, "datetime", FixedDate)
     given, with_tools = CONVERSATIONS[golden["conversation"]]
     known = SCHEMA_TOOLS if golden.get("schemas") else TOOLS if with_tools else []
-    template = ChatTemplate({"default": encoding(golden["encoding"]).template}, NAMES)
+    template = chat_template(golden["encoding"])
     reasons = golden["encoding"] == "harmony" or golden["variables"].get("thinking", False)
     prompt = template.render(
         messages(given, reasons=reasons), tools(known), variables=golden["variables"]
@@ -90,17 +96,31 @@ def test_a_prompt_is_the_makers(golden: dict[str, Any], monkeypatch: pytest.Monk
     assert prompt == golden["prompt"]
 
 
-@pytest.mark.parametrize("name", sorted({golden["encoding"] for golden in CASES}))
-def test_the_call_that_a_prompt_shows_is_read_as_the_models_own(name: str) -> None:
-    asked, answered = (
-        next(g["prompt"] for g in CASES if (g["encoding"], g["conversation"]) == (name, what))
-        for what in ("tools", "a result")
-    )
+def plain(name: str, thinking: object, conversation: str) -> str:
+    """Return the prompt of a conversation without an effort."""
+    variables = {} if thinking is None else {"thinking": thinking}
+    told = {"encoding": name, "conversation": conversation, "variables": variables}
+    found: str = next(golden["prompt"] for golden in CASES if told.items() <= golden.items())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "thinking"),
+    sorted(
+        {(golden["encoding"], golden["variables"].get("thinking")) for golden in CASES}, key=str
+    ),
+)
+def test_an_answer_that_a_prompt_shows_is_read_as_the_models_own(
+    name: str, *, thinking: bool | None
+) -> None:
+    asked, answered = (plain(name, thinking, what) for what in ("tools", "a result"))
     assert answered.startswith(asked)
     form = FORMATS[encoding(name).answers]
     parts = read(parser(form, prompt=asked), [answered.removeprefix(asked)])
     _, _, tool, arguments = next(part for part in parts if part[0] == "call")
     assert (tool, json.loads(arguments)) == ("weather", {"city": "Zürich", "n": 2})
+    reasons = thinking or name == "harmony"
+    assert [part[1] for part in parts if part[0] == "reasoning"] == ["hm"] * bool(reasons)
 
 
 def test_there_are_goldens_of_each_encoding() -> None:
@@ -117,7 +137,7 @@ def test_an_unknown_version_or_model_has_no_encoding() -> None:
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_result_without_its_call_is_refused_with_a_sentence(name: str) -> None:
-    template = ChatTemplate({"default": encoding(name).template}, {})
+    template = chat_template(name)
     stray = [ChatMessage(ChatRole.USER, "hi"), ChatMessage(ChatRole.TOOL, "x", tool_call_id="1")]
     with pytest.raises(InvalidRequestError, match="must follow the answer with its call"):
         template.render(stray)
@@ -133,7 +153,7 @@ OPENS_REASONING = {"harmony": "<|channel|>analysis<|message|>"}
 
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_continued_answer_is_behind_what_a_question_ends_with(name: str) -> None:
-    template = ChatTemplate({"default": encoding(name).template}, {})
+    template = chat_template(name)
     asked = [ChatMessage(ChatRole.USER, "hi")]
     begun = ChatMessage(ChatRole.ASSISTANT, "No", reasoning="hm")
     thinking = {"thinking": True}
@@ -157,7 +177,7 @@ def test_gpt_oss_template_is_ours_only_where_its_own_hides_calls() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v4", "deepseek-v4.1", "kimi-k3"])
 def test_an_effort_that_the_model_does_not_know_is_refused(name: str) -> None:
-    template = ChatTemplate({"default": encoding(name).template}, {})
+    template = chat_template(name)
     asked = [ChatMessage(ChatRole.USER, "hi")]
     with pytest.raises(InvalidRequestError, match="reasoning_effort must be low, high or max"):
         template.render(asked, variables={"reasoning_effort": "extreme"})

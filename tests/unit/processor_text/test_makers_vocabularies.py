@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,11 @@ _KIMI_PATTERN = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """As Moonshot's tokenization_kimi.py has it."""
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""As Meta's tokenizer.py has it."""
 _TEKKEN_PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+"
 
 
@@ -97,6 +104,15 @@ def _qwen(folder: Path) -> Encode:
     return lambda text: found.encode(text, disallowed_special=())
 
 
+def _llama3(folder: Path) -> Encode:
+    """Its file has the name of a sentencepiece file."""
+    _write(folder, tokenizer__model=_tiktoken_file(), config__json={"model_type": "llama"})
+    found = tiktoken.Encoding(
+        "llama3", pat_str=_LLAMA3_PATTERN, mergeable_ranks=dict(_ranks()), special_tokens={}
+    )
+    return lambda text: found.encode(text, disallowed_special=())
+
+
 def _tekken(folder: Path) -> Encode:
     """Mistral-common encodes with tiktoken too; special tokens come first."""
     vocabulary = [
@@ -150,7 +166,7 @@ json.dump([encode(text) for text in work["texts"]], sys.stdout)
 """
 
 
-def _llama(folder: Path) -> Encode:
+def _llama2(folder: Path) -> Encode:
     """As Llama 2, Mistral and InternLM."""
     return _sentencepiece(
         folder,
@@ -188,7 +204,21 @@ def _unigram(folder: Path) -> Encode:
     )
 
 
-_KINDS = [_kimi, _qwen, _tekken, _llama, _gemma, _unigram]
+def _nfkc(folder: Path) -> Encode:
+    """As T5 and XLM-RoBERTa: texts are normalized, and what has no piece is unknown."""
+    return _sentencepiece(folder, model_type="unigram", vocab_size=120)
+
+
+def _composes(text: str) -> bool:
+    """Whether a mark follows a letter that has one already.
+
+    The tokenizers library normalizes the two together, sentencepiece each alone.
+    """
+    pairs = itertools.pairwise(text)
+    return any(unicodedata.combining(mark) and not letter.isascii() for letter, mark in pairs)
+
+
+_KINDS = [_kimi, _qwen, _llama3, _tekken, _llama2, _gemma, _unigram, _nfkc]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -200,9 +230,10 @@ def test_ids_are_those_of_the_makers_package_and_streamed_text_is_the_whole_text
     assert model.pieces is not None
     for text in odd_texts(_TEXTS):
         ids = list(model.encode(text, add_special_tokens=False))
-        assert ids == list(encode(text)), text
+        if kind is not _nfkc or not _composes(text):
+            assert ids == list(encode(text)), text
         stream = detokenizer(model, skip_special_tokens=True)
         streamed = "".join(stream.push([token_id]) for token_id in ids) + stream.flush()
         assert streamed == model.decode(ids)
-        if kind is not _unigram:  # blanks are gone
+        if kind not in {_unigram, _nfkc}:  # blanks are gone
             assert streamed == text

@@ -100,20 +100,41 @@ def _without_config(path: Path) -> None:
     (path / "config.json").unlink()
 
 
+def _without_a_byte(path: Path) -> None:
+    tiktoken_model(path, "kimi_k2")
+    tokens = [token for token in some_ranks() if token != b"\x07"]
+    lines = [b"%s %d" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens)]
+    (path / "tiktoken.model").write_bytes(b"\n".join(lines))
+
+
+def _with_an_id_twice(path: Path) -> None:
+    tiktoken_model(path, "kimi_k2", added_tokens_decoder={"7": {"content": "[BOS]"}})
+
+
+def _with_another_count(path: Path) -> None:
+    tekken_model(path)
+    found = json.loads((path / "tekken.json").read_text("utf-8"))
+    found["config"]["default_vocab_size"] += 1
+    (path / "tekken.json").write_text(json.dumps(found))
+
+
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
-        (_first_line(b"AA== x"), r"tiktoken\.model, line \d+: is no token in base64 with its rank"),
-        (_first_line(b""), "have gaps or repeat"),
+        (_without_a_byte, r"tiktoken\.model: it has no token for the byte 0x07"),
+        (_with_an_id_twice, r"tiktoken\.model: the id of \[BOS\] is another token's"),
+        (_with_another_count, r"tekken\.json: it has \d+ tokens, and says \d+"),
+        (_first_line(b"AA== x"), r"tiktoken\.model: line \d+ is no token in base64 with its rank"),
+        (_first_line(b""), r"tiktoken\.model: .* have gaps or repeat"),
         (
             _without_config,
-            r"tiktoken\.model needs the pattern of its model.*model_type None",
+            r"tiktoken\.model: it needs the pattern of its model.*model_type None",
         ),
         (
             lambda path: (path / "tokenizer.model").write_bytes(b"\x00\xff" * 40),
-            r"tokenizer\.model is no sentencepiece model",
+            r"tokenizer\.model: it is no sentencepiece model",
         ),
-        (lambda path: (path / "tekken.json").write_text("{}"), r"tekken\.json can't be read"),
+        (lambda path: (path / "tekken.json").write_text("{}"), r"tekken\.json: it can't be read"),
         (
             lambda path: (path / "tokenization_new.py").write_text("raise SystemExit"),
             r"tokenization_new\.py is code of the checkpoint, which isn't run",

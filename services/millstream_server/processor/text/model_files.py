@@ -222,8 +222,8 @@ def _read_apart(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - see above
 
+    source = find(path)
     try:
-        source = find(path)
         config, names = _read_object(path / "config.json"), _read_object(path / _NAMES)
         made = source.kind.read(source.file, config, names) if source.kind else None
         with _files_of(path, names, made) as (folder, more):
@@ -232,7 +232,7 @@ def _read(path: Path) -> dict[str, Any]:
         templates = {"default": given} if isinstance(given, str) else dict(given or {})
         encoding = find_encoding(config, templates, made.version if made else "")
     except Exception as error:  # noqa: BLE001 - the tokenizers binding raises no narrower class
-        return {"error": str(error)}
+        return {"error": f"{source.file.name}: {error}"}
     if encoding:
         templates = {"default": encoding.template}
     found = TokenizerFiles(

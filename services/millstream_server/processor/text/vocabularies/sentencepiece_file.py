@@ -39,7 +39,7 @@ def read_sentencepiece(file: Path, names: Mapping[str, Any]) -> Vocabulary:
     proto = _parsed(file)
     kind = proto.trainer_spec.model_type
     if kind not in (_UNIGRAM, _BPE):
-        raise BrokenVocabularyError(f"{file.name} is of the kind {kind}, not BPE or unigram")
+        raise BrokenVocabularyError(f"it is of the kind {kind}, not BPE or unigram")
     tokenizer = Tokenizer(_bpe(proto) if kind == _BPE else _unigram(proto))
     _normalize(tokenizer, proto, whole=kind == _BPE)
     _add_tokens(tokenizer, proto)
@@ -59,10 +59,10 @@ def _parsed(file: Path) -> Any:
     try:
         proto.ParseFromString(file.read_bytes())
     except Exception as error:  # protobuf's own class differs by implementation
-        raise BrokenVocabularyError(f"{file.name} is no sentencepiece model") from error
+        raise BrokenVocabularyError("it is no sentencepiece model") from error
     texts = [piece.piece for piece in proto.pieces]
     if not texts or len(set(texts)) != len(texts):
-        raise BrokenVocabularyError(f"{file.name} is no sentencepiece model: pieces lack or repeat")
+        raise BrokenVocabularyError("it is no sentencepiece model: pieces lack or repeat")
     return proto
 
 

@@ -33,8 +33,10 @@ def read_tekken(file: Path) -> Vocabulary:
     try:
         found = json.loads(file.read_bytes())
         return _vocabulary(found)
+    except BrokenVocabularyError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BrokenVocabularyError(f"{file.name} can't be read: {error!r}") from error
+        raise BrokenVocabularyError(f"it can't be read: {error!r}") from error
 
 
 def _vocabulary(found: dict[str, Any]) -> Vocabulary:

@@ -98,7 +98,7 @@ def read_tiktoken(file: Path, config: Mapping[str, Any], names: Mapping[str, Any
     family = FAMILIES.get(str(model_type))
     if family is None:
         raise BrokenVocabularyError(
-            f"{file.name} needs the pattern of its model, which isn't known here for the "
+            "it needs the pattern of its model, which isn't known here for the "
             f"model_type {model_type!r} of config.json, and code of a checkpoint isn't run"
         )
     ranks = _ranks(file)
@@ -121,9 +121,7 @@ def _ranks(file: Path) -> dict[bytes, int]:
         except binascii.Error:
             token = b""
         if match is None or not token:
-            raise BrokenVocabularyError(
-                f"{file.name}, line {number}: is no token in base64 with its rank"
-            )
+            raise BrokenVocabularyError(f"line {number} is no token in base64 with its rank")
         ranks[token] = int(match[2])
     return ranks
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 
 class BrokenVocabularyError(ValueError):
-    """A file can't be used; the text names it."""
+    """A file can't be used; who reads it names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
