@@ -52,8 +52,8 @@ class Door:
             Endpoint("GET", "/v1/models", self.models, refuse),
             Endpoint("GET", "/openapi.json", self.openapi, refuse),
             *Anthropic(core).endpoints(),
-            *VectorEndpoints(core.front, vectors).endpoints(),
-            *ImageEndpoints(core.front, diffusion).endpoints(),
+            *VectorEndpoints(core.front, vectors, core.prompts.threads).endpoints(),
+            *ImageEndpoints(core.front, diffusion, core.prompts.threads).endpoints(),
             *TokenEndpoints(core).endpoints(),
             *(Page().endpoints() if page else ()),
         ]

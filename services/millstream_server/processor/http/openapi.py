@@ -53,6 +53,8 @@ class About:
     body: type | None = None
     unsupported: Unsupported = field(default_factory=dict)
     """Fields of the body that are refused, and values that ask for nothing."""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    """Types of the body's fields that are read apart from it."""
     answer: type | None = None
     """None: any JSON."""
     events: Sequence[type] = ()
@@ -113,6 +115,7 @@ ABOUT: Mapping[str, About] = {
     "/v1/embeddings": About(
         summary="Turn texts into vectors.",
         body=vectors.Embeddings,
+        raw={"input": vectors.Inputs},
         unsupported=vectors.UNSUPPORTED,
         answer=vectors.Vectors,
     ),
@@ -250,6 +253,8 @@ class _Schemas:
     def _narrow(self, name: str, about: About) -> None:
         """Say of a body which values are refused, and which fields are files."""
         fields = self.components[name]["properties"]
+        for raw, kind in about.raw.items():
+            fields[raw] = msgspec.json.schema(kind)
         for refused, nothing in about.unsupported.items():
             if refused in fields:
                 fields[refused] = {"enum": list(nothing), "description": "All else is refused."}
