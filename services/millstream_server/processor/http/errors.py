@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from millstream_server.runtime.errors import Failure, FieldViolation, ServingError
-from millstream_server.runtime.rpc.http import Refusal, retry_after, status_of
+from millstream_server.runtime.rpc.http import Refusal, Refuse, retry_after, status_of
 
 _TYPES = {
     401: "authentication_error",
@@ -106,3 +106,18 @@ def renamed(text: str) -> str:
     for pattern, name in _RENAMED:
         text = pattern.sub(name, text)
     return text
+
+
+Names = Sequence[tuple[re.Pattern[str], str]]
+"""Patterns of names, and what replaces them."""
+
+
+def refusing(names: Names) -> Refuse:
+    """Return what says failures of an endpoint that has ``names`` of its own."""
+
+    def rename(text: str) -> str:
+        for pattern, name in names:
+            text = pattern.sub(name, text)
+        return renamed(text)
+
+    return lambda failure: refused(failure, rename)

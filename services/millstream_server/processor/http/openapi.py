@@ -15,7 +15,6 @@ from millstream_server.processor.http import images_schema as images
 from millstream_server.processor.http import schema
 from millstream_server.processor.http import tokens_schema as tokens
 from millstream_server.processor.http import vectors_schema as vectors
-from millstream_server.processor.http.errors import ErrorBody
 from millstream_server.processor.http.output import encode
 from millstream_server.runtime.rpc.http import JSON, REQUEST_ID, Endpoint
 
@@ -59,7 +58,7 @@ class About:
     """None: any JSON."""
     events: Sequence[type] = ()
     """What events say, if the body's `stream` is true."""
-    failure: type = ErrorBody
+    failure: type = answers.ErrorBody
     is_form: bool = False
     is_page: bool = False
 

@@ -28,8 +28,6 @@ MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
-_MAX_ID_DIGITS = 10
-"""Of 2^32; int() refuses to read thousands."""
 _ANY_OBJECT = '{"type": "object"}'
 _DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
 _SAMPLING = (
@@ -37,6 +35,8 @@ _SAMPLING = (
     *("repetition_penalty", "ignore_eos", "seed"),
 )
 """Fields that have the same name and value here."""
+_MAX_ID_DIGITS = 10
+"""Of 2^32; int() refuses to read thousands."""
 
 
 def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: Any) -> Options:
