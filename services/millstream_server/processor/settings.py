@@ -115,15 +115,15 @@ class ProcessorSettings(ServiceSettings):
         help="origins whose pages may call this port by a browser, https://app.example,…, or * "
         "for all pages (docs/browsers.md)",
     )
-    page: bool = setting(
-        default=True,
-        help="with --http: a page for browsers at `/`, a chat and an image maker (docs/http.md)",
-    )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )
     text_threads: int = setting(
         2, help="threads for templates and tokenization, 2 or more: long texts leave one free"
+    )
+    page: bool = setting(
+        default=True,
+        help="with --http: a page for browsers at `/`, a chat and an image maker (docs/http.md)",
     )
     # ---- who may call, and the workers' TLS
     api_keys_file: Path | None = setting(

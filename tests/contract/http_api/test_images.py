@@ -99,7 +99,7 @@ async def test_progress_step_by_step_if_it_is_asked_for(suite: EveryAbility) -> 
         while not said.endswith(b"0\r\n\r\n"):
             said += await asyncio.wait_for(wire.reader.read(1 << 20), 5)
     assert b'"type":"image_generation.progress","queue_position":0,"image_index":0,' in said
-    assert said.count(b"event: image_generation.partial_image\n") == 2
+    assert 1 <= said.count(b"event: image_generation.partial_image\n") <= 2
     assert said.count(b"event: image_generation.completed\n") == 2
 
 

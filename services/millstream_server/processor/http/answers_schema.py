@@ -1,4 +1,4 @@
-"""What chats, completions, messages and lists of models answer, for the OpenAPI document.
+"""What chats, completions, messages and lists of models answer, and failures, for the document.
 
 The answers themselves are written piece by piece (`output`, `anthropic_output`). A test compares
 them with these.
@@ -220,6 +220,21 @@ class TokenCount(msgspec.Struct):
     """The answer of /v1/messages/count_tokens."""
 
     input_tokens: int
+
+
+class Error(msgspec.Struct):
+    """A failure; `param` is the field that it is about."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of a failure, and what an event says of one."""
+
+    error: Error
 
 
 class MessageError(msgspec.Struct):

@@ -42,8 +42,8 @@ class Door:
             *ModelList(core).endpoints(),
             *ResponsesApi(core).endpoints(),
             *Anthropic(core).endpoints(),
-            *VectorEndpoints(core.front, vectors).endpoints(),
-            *ImageEndpoints(core.front, diffusion).endpoints(),
+            *VectorEndpoints(core.front, vectors, core.prompts.threads).endpoints(),
+            *ImageEndpoints(core.front, diffusion, core.prompts.threads).endpoints(),
             *TokenEndpoints(core).endpoints(),
             *(Page().endpoints() if page else ()),
         ]

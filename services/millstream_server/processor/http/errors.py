@@ -44,23 +44,17 @@ _RENAMED = (
 """Names of the gRPC contract, whose checks are the same, as names of this API."""
 Rename = Callable[[str], str]
 """Puts the names of an endpoint in place of the contract's."""
-Names = Sequence[tuple[re.Pattern[str], str]]
-"""Patterns of names, and what replaces them."""
 
 
-class Error(msgspec.Struct):
-    """A failure."""
-
+class _Error(msgspec.Struct):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorBody(msgspec.Struct):
-    """The body of a failure, and what an event says of one."""
-
-    error: Error
+class _Body(msgspec.Struct):
+    error: _Error
 
 
 def refuse(failure: Failure) -> Refusal:
@@ -71,7 +65,7 @@ def refuse(failure: Failure) -> Refusal:
 def refused(failure: Failure, rename: Rename) -> Refusal:
     """Return the response of a failure, in the names of an endpoint."""
     status = status_of(failure)
-    body = msgspec.json.encode(ErrorBody(_error(failure, status, rename)))
+    body = msgspec.json.encode(_Body(_error(failure, status, rename)))
     return Refusal(
         status=status,
         body=body,
@@ -80,23 +74,12 @@ def refused(failure: Failure, rename: Rename) -> Refusal:
     )
 
 
-def refusing(names: Names) -> Refuse:
-    """Return what says failures of an endpoint that has ``names`` of its own."""
-
-    def rename(text: str) -> str:
-        for pattern, name in names:
-            text = pattern.sub(name, text)
-        return renamed(text)
-
-    return lambda failure: refused(failure, rename)
-
-
-def _error(failure: Failure, status: int, rename: Rename) -> Error:
+def _error(failure: Failure, status: int, rename: Rename) -> _Error:
     server = status >= _SERVER_FAULT
     kind = _TYPES.get(status, "server_error" if server else "invalid_request_error")
     violations = _violations(failure)
     param = rename(violations[0].field) if violations else None
-    return Error(sentence(failure, rename), kind, param, _code(failure))
+    return _Error(sentence(failure, rename), kind, param, _code(failure))
 
 
 def sentence(failure: Failure, rename: Rename | None = None) -> str:
@@ -123,3 +106,18 @@ def renamed(text: str) -> str:
     for pattern, name in _RENAMED:
         text = pattern.sub(name, text)
     return text
+
+
+Names = Sequence[tuple[re.Pattern[str], str]]
+"""Patterns of names, and what replaces them."""
+
+
+def refusing(names: Names) -> Refuse:
+    """Return what says failures of an endpoint that has ``names`` of its own."""
+
+    def rename(text: str) -> str:
+        for pattern, name in names:
+            text = pattern.sub(name, text)
+        return renamed(text)
+
+    return lambda failure: refused(failure, rename)

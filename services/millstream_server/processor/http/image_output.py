@@ -95,7 +95,7 @@ class ImageEvents(Files):
         self._partials: Counter[int] = Counter()
         self._pending: list[bytes] = []
         self._replaced_by_newer = False
-        """Whether the last one that is pending is of interest only while there is no newer."""
+        """Whether the last one that is pending says how far the request was."""
         self._ended = False
         self._error: BaseException | None = None
 
@@ -104,17 +104,14 @@ class ImageEvents(Files):
     def latest(self, entry: Progress | Chunk) -> None:
         if not isinstance(entry, Progress):
             return
-        event = b""
         if entry.preview and self._partials[entry.output] < self._drawn.partials:
-            event = self._partial(entry)
+            self._held.take(len(entry.preview))
+            self._send(self._partial(entry))
         if self._drawn.progress:
-            event += self._progress(entry)
-        if not event:
-            return
-        if self._replaced_by_newer:
-            self._pending.pop()
-        self._send(event)
-        self._replaced_by_newer = True
+            if self._replaced_by_newer:
+                self._pending.pop()
+            self._send(self._progress(entry))
+            self._replaced_by_newer = True
 
     def ended(self, making: asyncio.Future[Finished]) -> None:
         """Send the images of a request that has ended, or fail as it did."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -13,12 +14,14 @@ from millstream_server.control.engine import Task
 from millstream_server.diffusion.request import DiffusionRequest, FileFormat, Kind
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.front import Front
+from millstream_server.processor.http import bodies
 from millstream_server.processor.http import images_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.form import read_form
 from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
 from millstream_server.processor.http.image_output import Drawn, Files, ImageEvents, written
 from millstream_server.processor.http.schema import check_supported, read
+from millstream_server.processor.text.threads import TextThreads
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall
 
@@ -41,9 +44,11 @@ _refuse = refusing(_NAMES)
 class ImageEndpoints:
     """Serves them; one per process."""
 
-    def __init__(self, front: Front, core: DiffusionCore) -> None:
+    def __init__(self, front: Front, core: DiffusionCore, threads: TextThreads) -> None:
+        """Large bodies are read in ``threads``."""
         self._front = front
         self._core = core
+        self._threads = threads
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -52,14 +57,12 @@ class ImageEndpoints:
         ]
 
     async def generate(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_GENERATIONS, body, schema.UNSUPPORTED)
+        asked = await bodies.read(self._threads, body, _read_generations)
         await self._serve(asked, _request(asked, call), "image_generation", call)
 
     async def edit(self, body: bytes, call: HttpCall) -> None:
-        asked = read_form(schema.Edits, body, dict(call.metadata).get("content-type", ""))
-        check_supported(asked, schema.UNSUPPORTED)
-        if not asked.image:
-            raise InvalidRequestError.of("image", "is empty")
+        read_edits = partial(_read_edits, dict(call.metadata).get("content-type", ""))
+        asked = await bodies.read(self._threads, body, read_edits)
         image = {"input_image": asked.image, "strength": asked.strength}
         await self._serve(asked, _request(asked, call, **image), "image_edit", call)
 
@@ -113,6 +116,18 @@ class ImageEndpoints:
         name = self._front.models.name_of(model, Task.GENERATE_IMAGE)
         engines = self._front.router.task_workers(name).engines(Task.GENERATE_IMAGE)
         return cast("DiffuserInfo", engines[0])  # whose task it is
+
+
+def _read_generations(body: bytes) -> schema.Generations:
+    return read(_GENERATIONS, body, schema.UNSUPPORTED)
+
+
+def _read_edits(content_type: str | bytes, body: bytes) -> schema.Edits:
+    asked = read_form(schema.Edits, body, content_type)
+    check_supported(asked, schema.UNSUPPORTED)
+    if not asked.image:
+        raise InvalidRequestError.of("image", "is empty")
+    return asked
 
 
 def _request(asked: schema.Images, call: HttpCall, **more: Any) -> DiffusionRequest:

@@ -16,7 +16,6 @@ from millstream_server.processor.http import images_schema as images
 from millstream_server.processor.http import schema
 from millstream_server.processor.http import tokens_schema as tokens
 from millstream_server.processor.http import vectors_schema as vectors
-from millstream_server.processor.http.errors import ErrorBody
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.responses import schema as responses
 from millstream_server.runtime.rpc.http import JSON, REQUEST_ID, Endpoint
@@ -56,23 +55,17 @@ class About:
     body: type | None = None
     unsupported: Unsupported = field(default_factory=dict)
     """Fields of the body that are refused, and values that ask for nothing."""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    """Types of the body's fields that are read apart from it."""
     answer: type | None = None
     """None: any JSON."""
     events: Sequence[type] = ()
     """What events say, if the body's `stream` is true."""
-    failure: type = ErrorBody
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Schemas of fields of the body that are read later than it."""
+    failure: type = answers.ErrorBody
     is_form: bool = False
     is_page: bool = False
 
 
-_TOKENS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_PROMPT = {"anyOf": [{"type": "string"}, _TOKENS]}
-_PROMPTS = {"anyOf": [*_PROMPT["anyOf"], {"type": "array", "minItems": 1, "items": _PROMPT}]}
-_BIAS = {
-    "anyOf": [{"type": "null"}, {"type": "object", "additionalProperties": {"type": "number"}}]
-}
 _RERANK = About(
     summary="Rank documents by how well they answer a query.",
     body=vectors.Rerank,
@@ -90,7 +83,7 @@ ABOUT: Mapping[str, About] = {
         summary="Answer a conversation.",
         body=schema.Chat,
         unsupported=schema.UNSUPPORTED,
-        fields={"logit_bias": _BIAS},
+        raw={"logit_bias": dict[str, float] | None},
         answer=answers.ChatCompletion,
         events=(answers.ChatCompletionChunk,),
     ),
@@ -104,7 +97,7 @@ ABOUT: Mapping[str, About] = {
         summary="Go on with a text.",
         body=schema.Completion,
         unsupported=schema.UNSUPPORTED,
-        fields={"prompt": _PROMPTS, "logit_bias": _BIAS},
+        raw={"prompt": str | list[Any], "logit_bias": dict[str, float] | None},
         answer=answers.TextCompletion,
         events=(answers.TextCompletion,),
     ),
@@ -133,6 +126,7 @@ ABOUT: Mapping[str, About] = {
     "/v1/embeddings": About(
         summary="Turn texts into vectors.",
         body=vectors.Embeddings,
+        raw={"input": vectors.Inputs},
         unsupported=vectors.UNSUPPORTED,
         answer=vectors.Vectors,
     ),
@@ -275,7 +269,8 @@ class _Schemas:
     def _narrow(self, name: str, about: About) -> None:
         """Say of a body which values are refused, and which fields are files."""
         fields = self.components[name]["properties"]
-        fields |= {name: own for name, own in about.fields.items() if name in fields}
+        for raw, kind in about.raw.items():
+            fields[raw] = msgspec.json.schema(kind)
         for refused, nothing in about.unsupported.items():
             if refused in fields:
                 fields[refused] = {"enum": list(nothing), "description": "All else is refused."}

@@ -37,14 +37,14 @@ MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
 ANY_OBJECT = '{"type": "object"}'
-_MAX_ID_DIGITS = 10
-"""Of 2^32; int() refuses to read thousands."""
 _DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,", re.IGNORECASE)
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "ignore_eos", "seed"),
 )
 """Fields that have the same name and value here."""
+_MAX_ID_DIGITS = 10
+"""Of 2^32; int() refuses to read thousands."""
 _CHATS = msgspec.json.Decoder(schema.Chat)
 _BIASES: msgspec.json.Decoder[dict[str, float] | None] = msgspec.json.Decoder(
     dict[str, float] | None

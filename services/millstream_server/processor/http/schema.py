@@ -268,16 +268,25 @@ def read(
         InvalidRequestError: it is no JSON, or a field has another type; or
             (`UnsupportedFeatureError`) asks for what this server can't do.
     """
+    found = decoded(decoder, body)
+    check_supported(found, unsupported)
+    return found
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, field: str = "") -> T:
+    """Read JSON; ``field`` is the path of what isn't a whole body.
+
+    Raises:
+        InvalidRequestError: it is no JSON, or a part of it has another type.
+    """
     try:
-        found = decoder.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise violation(str(error)) from None
+        raise violation(str(error), field) from None
     except BROKEN as error:
         raise InvalidRequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError("the body is nested too deep") from None
-    check_supported(found, unsupported)
-    return found
 
 
 def check_supported(found: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -303,9 +312,10 @@ def _value(given: Any) -> Any:
     return given
 
 
-def violation(text: str) -> InvalidRequestError:
-    """Return the refusal of a body that isn't what msgspec was told."""
+def violation(text: str, field: str = "") -> InvalidRequestError:
+    """Return the refusal of what isn't as msgspec was told; ``field`` is its path in the body."""
     found = _AT.fullmatch(text)
-    if found is None:
+    if found is None and not field:
         return InvalidRequestError(f"the body isn't as it should be: {text}")
-    return InvalidRequestError.of(found["path"] or "body", found["why"])
+    path, why = (found["path"], found["why"]) if found else ("", text)
+    return InvalidRequestError.of(f"{field}{path}" or "body", why)

@@ -13,7 +13,7 @@ from millstream_server.generation.sampling import ConstraintKind
 from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.http import requests
+from millstream_server.processor.http import bodies, requests
 from millstream_server.processor.http import tokens_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.forwarded import Pieces
@@ -44,6 +44,7 @@ class TokenEndpoints:
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
+        self._threads = core.prompts.threads
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -52,7 +53,7 @@ class TokenEndpoints:
         ]
 
     async def tokenize(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_TOKENIZE, body, schema.UNSUPPORTED)
+        asked = await bodies.read(self._threads, body, _read_tokenize)
         name, text = self._core.models.text(asked.model)
         with self._core.front.call():
             if asked.messages is not None:
@@ -95,7 +96,7 @@ class TokenEndpoints:
         return ids
 
     async def detokenize(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_DETOKENIZE, body)
+        asked = await bodies.read(self._threads, body, _read_detokenize)
         if len(asked.tokens) > MAX_DETOKENIZE_IDS:
             raise InvalidRequestError.of("tokens", f"at most {MAX_DETOKENIZE_IDS}")
         _, text = self._core.models.text(asked.model)
@@ -104,6 +105,14 @@ class TokenEndpoints:
                 text, asked.tokens, special_tokens=not asked.skip_special_tokens
             )
         await call.write(encode(schema.Detokenized(prompt)))
+
+
+def _read_tokenize(body: bytes) -> schema.Tokenize:
+    return read(_TOKENIZE, body, schema.UNSUPPORTED)
+
+
+def _read_detokenize(body: bytes) -> schema.Detokenize:
+    return read(_DETOKENIZE, body)
 
 
 def _written(ids: Sequence[int], most: int, text: TextModel | None) -> Iterator[bytes]:

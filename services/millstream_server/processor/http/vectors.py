@@ -15,6 +15,7 @@ import msgspec
 
 from millstream_server.embedding.request import (
     MAX_DOCUMENTS,
+    MAX_INPUTS,
     EmbedRequest,
     Ranking,
     RerankRequest,
@@ -22,11 +23,13 @@ from millstream_server.embedding.request import (
 )
 from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.front import Front
+from millstream_server.processor.http import bodies
 from millstream_server.processor.http import vectors_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
 from millstream_server.processor.http.output import encode
-from millstream_server.processor.http.schema import read
+from millstream_server.processor.http.schema import TokenId, decoded, read
+from millstream_server.processor.text.threads import TextThreads
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
@@ -35,6 +38,11 @@ T = TypeVar("T")
 _EMBEDDINGS = msgspec.json.Decoder(schema.Embeddings)
 _RERANK = msgspec.json.Decoder(schema.Rerank)
 _SCORE = msgspec.json.Decoder(schema.Score)
+_LISTS = re.compile(rb"\s*\[\s*\[").match
+_TEXTS = re.compile(rb"\s*\[\s*\"").match
+_LISTS_OF_IDS: msgspec.json.Decoder[list[list[int]]] = msgspec.json.Decoder(list[list[TokenId]])
+_LIST_OF_TEXTS = msgspec.json.Decoder(list[str])
+_ONE_INPUT: msgspec.json.Decoder[str | list[int]] = msgspec.json.Decoder(str | list[TokenId])
 _FLOAT_BYTES = 4
 _NUMBERS_AT_ONCE = 16 << 10
 """Written without giving other requests a turn: some 2 ms."""
@@ -60,9 +68,11 @@ _refuse_score = refusing(_SCORE_NAMES)
 class VectorEndpoints:
     """Serves them; one per process."""
 
-    def __init__(self, front: Front, core: VectorsCore) -> None:
+    def __init__(self, front: Front, core: VectorsCore, threads: TextThreads) -> None:
+        """Large bodies are read in ``threads``."""
         self._front = front
         self._core = core
+        self._threads = threads
 
     def endpoints(self) -> list[Endpoint]:
         rank = partial(Endpoint, "POST", serve=self.rerank, refuse=_refuse_rerank)
@@ -76,9 +86,9 @@ class VectorEndpoints:
     # ---- vectors
 
     async def embed(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_EMBEDDINGS, body, schema.UNSUPPORTED)
+        asked, inputs = await bodies.read(self._threads, body, _read_embeddings)
         request = EmbedRequest(
-            inputs=_inputs(asked.input),
+            inputs=inputs,
             dimensions=asked.dimensions,
             normalize=asked.normalize is not False,
             prompt_name=asked.prompt_name,
@@ -94,7 +104,7 @@ class VectorEndpoints:
     # ---- scores
 
     async def rerank(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_RERANK, body, schema.UNSUPPORTED)
+        asked = await bodies.read(self._threads, body, _read_rerank)
         request = RerankRequest(
             query=asked.query,
             documents=[d if isinstance(d, str) else d.text for d in asked.documents],
@@ -126,7 +136,7 @@ class VectorEndpoints:
         )
 
     async def score(self, body: bytes, call: HttpCall) -> None:
-        asked = read(_SCORE, body, schema.UNSUPPORTED)
+        asked = await bodies.read(self._threads, body, _read_score)
         queries, documents = _texts(asked.text_1), _texts(asked.text_2)
         _check_pairs(queries, documents)
         if len(queries) == 1:
@@ -168,20 +178,34 @@ class VectorEndpoints:
 # ---- from bodies ---------------------------------------------------------------------------------
 
 
-def _inputs(given: str | list[Any]) -> Sequence[str | Sequence[int]]:
+def _read_rerank(body: bytes) -> schema.Rerank:
+    return read(_RERANK, body, schema.UNSUPPORTED)
+
+
+def _read_score(body: bytes) -> schema.Score:
+    return read(_SCORE, body, schema.UNSUPPORTED)
+
+
+def _read_embeddings(body: bytes) -> tuple[schema.Embeddings, Sequence[str | Sequence[int]]]:
+    asked = read(_EMBEDDINGS, body, schema.UNSUPPORTED)
+    return asked, _inputs(asked.input)
+
+
+def _inputs(given: msgspec.Raw) -> Sequence[str | Sequence[int]]:
     """Return a batch's inputs: token ids alone are one.
 
     Raises:
-        InvalidRequestError: token ids stand beside texts.
+        InvalidRequestError: they are of several kinds, or too many.
     """
-    if isinstance(given, str):
-        return [given]
-    ids = [isinstance(part, int) for part in given]
-    if given and all(ids):
-        return [given]
-    if any(ids):
-        raise InvalidRequestError.of("input", "must be texts, or lists of token ids")
-    return given
+    written = bytes(given)
+    if _LISTS(written):
+        if (count := written.count(b"[") - 1) > MAX_INPUTS:
+            raise InvalidRequestError.of("input", f"has {count}; send 1 to {MAX_INPUTS}")
+        return decoded(_LISTS_OF_IDS, given, "input")
+    if _TEXTS(written):
+        return decoded(_LIST_OF_TEXTS, given, "input")
+    one = decoded(_ONE_INPUT, given, "input")
+    return [one] if one != [] else []
 
 
 def _texts(given: str | list[str]) -> list[str]:
