@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import gc
+import gzip
 import logging
 import random
 import sys
@@ -20,13 +22,31 @@ import time
 import uvloop
 
 from millstream_server.runtime.transport.http1 import Http1Connection
+from millstream_server.runtime.transport.web_stream import WebStream
+from millstream_testing.waiting import until
 from tests.support.wire.http_service import HttpService, http_service, post, raw
+from tests.support.wire.rpc_kinds import SERVICE, Kinds
 
 _CALLERS = 40
 _CHUNKED = (
     b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
 )
+_FRAME = b"\0\0\0\0\4hang" + b"\0\0\0\0\3abc"
+
+
+def _rpc(method: str, content_type: str, body: bytes, more: str = "") -> bytes:
+    headers = f"Content-Type: application/{content_type}\r\n{more}"
+    return post(f"/{SERVICE}/{method}", body, headers=headers)
+
+
 _REQUESTS = (
+    _rpc("Unary", "json", b"abc"),
+    _rpc("Unary", "proto", gzip.compress(b"abc", mtime=0), "Content-Encoding: gzip\r\n"),
+    _rpc("Unary", "grpc-web+proto", _FRAME[9:]),
+    _rpc("Generator", "grpc-web-text", base64.b64encode(_FRAME[9:])),
+    _rpc("Generator", "connect+proto", _FRAME[:9], "Connect-Timeout-Ms: 5\r\n"),
+    _rpc("Chat", "connect+json", _FRAME[9:] * 3),
+    _rpc("Gather", "grpc-web", _FRAME, "grpc-timeout: 1S\r\n"),
     post("/echo", b"abc"),
     post("/echo", b"abc") * 5,
     post("/events"),
@@ -89,6 +109,8 @@ async def _call(service: HttpService, draw: random.Random) -> None:
 async def _run(seconds: float, seed: int, errors: _Errors) -> list[str]:
     draw, until_s, calls = random.Random(seed), time.monotonic() + seconds, 0
     async with http_service() as service:
+        kinds = Kinds()
+        service.server.add_registered_method_handlers(SERVICE, kinds.by_name())
 
         async def caller() -> None:
             nonlocal calls
@@ -97,7 +119,8 @@ async def _run(seconds: float, seed: int, errors: _Errors) -> list[str]:
                 calls += 1
 
         await asyncio.gather(*(caller() for _ in range(_CALLERS)))
-        await asyncio.sleep(2.0)  # those that linger
+        with contextlib.suppress(AssertionError):  # those that linger, and wait for their turn
+            await until(lambda: not service.server.connections, within_s=20.0)
         bounds = service.server.bounds
         left = {
             "connections": len(service.server.connections),
@@ -109,7 +132,9 @@ async def _run(seconds: float, seed: int, errors: _Errors) -> list[str]:
             wire.send(post("/echo", b"abc"))
             serves = (await wire.response())[2] == [b"got 3"]
     gc.collect()
-    left["objects"] = sum(isinstance(each, Http1Connection) for each in gc.get_objects())
+    left["objects"] = sum(
+        isinstance(each, Http1Connection | WebStream) for each in gc.get_objects()
+    )
     print(f"{calls} connections, seed {seed}; left: {left}")  # noqa: T201
     wrong = [f"{count} {what} stayed" for what, count in left.items() if count]
     wrong += [] if serves else ["the server doesn't answer any more"]

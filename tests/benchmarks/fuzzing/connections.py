@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import ssl
 from collections import Counter
 from urllib.parse import unquote
@@ -74,9 +75,25 @@ def _problem(wire: Wire) -> str:
     if wire.fault is not None:
         return f"the server sent what isn't HTTP/2: {wire.fault!r}"
     for one in wire.frames:
-        if found := _problem_of(one):
+        if found := _problem_of(one) or _problem_of_connect(wire, one):
             return found
     return ""
+
+
+def _problem_of_connect(wire: Wire, one: Frame) -> str:
+    """Judge a failure of HTTP; those of RPCs of Connect say their code."""
+    fields = dict(one.fields)
+    if not fields.get(":status", "").startswith("5"):
+        return ""
+    body = b"".join([frame.payload for frame in wire.of(Kind.DATA, one.stream)])
+    if not body:
+        return ""  # the script's window was too small for it; a bug is in the server's log
+    with contextlib.suppress(ValueError):
+        said = json.loads(body)
+        name = said["code"].upper()
+        if name not in _FORBIDDEN.values() or is_callers_fault(name, said["message"]):
+            return ""
+    return f"HTTP {fields[':status']}: {body[:200]!r}"
 
 
 def _problem_of(one: Frame) -> str:
@@ -87,4 +104,4 @@ def _problem_of(one: Frame) -> str:
     name = _FORBIDDEN.get(fields.get("grpc-status", ""))
     if name and not is_callers_fault(name, text):
         return f"{name}: {text}"
-    return "HTTP 500" if fields.get(":status", "").startswith("5") else ""
+    return ""

@@ -5,6 +5,7 @@ All chance comes from one `random.Random`, so that a seed repeats a connection b
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import random
@@ -52,6 +53,12 @@ _FIELDS: tuple[tuple[bytes, bytes], ...] = (
     *((b"content-type", b"text/html"), (b"authorization", b"Bearer \xc3\xa9"), (b"cookie", b"a=b")),
     *((b"traceparent", b"00-zz"), (b"baggage", b"k=\xff,"), (b"accept-encoding", b"\x80")),
 )
+_WEB = (
+    *(b"application/grpc-web+proto", b"application/grpc-web", b"application/grpc-web+json"),
+    *(b"application/grpc-web-text", b"application/connect+proto", b"application/connect+json"),
+    *(b"application/proto", b"application/json"),
+)
+"""Content types of gRPC-web and Connect."""
 _PATHS = (b"/", b"", b"*", b"/a", b"/\xff", b"/a/b/c", b"/" + b"x" * 5000, b"/healthz")
 
 
@@ -147,14 +154,20 @@ class _Maker:
         """Plan an RPC: steps that make frames when their turn comes, for HPACK counts the order."""
         chance = self._chance
         path = chance.choice(list(self._sound))
-        fields = self._fields(path)
+        web = chance.choice(_WEB) if chance.random() < 0.3 else b""
+        fields = self._fields(path, web)
         stream = [0]
 
         def open_it() -> list[bytes]:
             stream[0], self._next = self._next, self._next + 2
             return self._headers(stream[0], fields)
 
-        body = b"".join(self._message(one) for one in self._sound[path])
+        sound = self._sound[path]
+        body = b"".join(self._message(b"{}" if b"json" in web else one) for one in sound)
+        if web in (b"application/proto", b"application/json"):
+            body = b"{}" if b"json" in web else sound[0]
+        elif b"text" in web:
+            body = base64.b64encode(body)
         parts = self._parts(body)
         steps: list[Callable[[], list[bytes]]] = [open_it]
         steps += [lambda part=part: [self._data(stream[0], part)] for part in parts]  # type: ignore[misc]
@@ -171,9 +184,13 @@ class _Maker:
             steps.insert(1, lambda: [window_update(stream[0], chance.choice((1, 9, 1 << 20)))])
         return steps
 
-    def _fields(self, path: str) -> list[tuple[bytes, bytes]]:
+    def _fields(self, path: str, web: bytes) -> list[tuple[bytes, bytes]]:
         chance = self._chance
         fields = [(k.encode(), v.encode()) for k, v in request_fields(path)]
+        if web:
+            fields = [(k, web if k == b"content-type" else v) for k, v in fields]
+            if chance.random() < 0.3:
+                fields.append((b"connect-timeout-ms", chance.choice((b"1", b"60000", b"x"))))
         if chance.random() < 0.3:
             fields.append((b"grpc-timeout", chance.choice(_TIMEOUTS).encode()))
         if chance.random() < 0.3:

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.security.api_keys import ApiKeys
+from tests.support.wire.raw_http2 import connected, request_fields
 from tests.support.wire.web_service import (
     CONNECT,
     CONNECT_JSON,
@@ -23,6 +24,7 @@ from tests.support.wire.web_service import (
     UNARY,
     WEB,
     Version,
+    WebService,
     asked,
     call,
     caller,
@@ -213,3 +215,12 @@ async def test_headers_that_are_malformed(
     web = await call(client, STREAM, WEB, frame(asked("one")), **headers)
     said = trailers(frames(web.content)[0][1])
     assert said["grpc-status"] == ("13" if code == "internal" else "3")
+
+
+async def test_headers_that_are_too_many_are_refused_unread(service: WebService) -> None:
+    async with connected(service.port) as wire:
+        fields = request_fields(UNARY, content_type=JSON, te=None)
+        rpc = wire.rpc(fields=[*fields, ("", ""), ("x-long", "x" * 20_000)], end=True)
+        assert (await rpc.headers())[":status"] == "429"
+        await wire.until(lambda: b"metadata of " in rpc.received)
+        await wire.answered()

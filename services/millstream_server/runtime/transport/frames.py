@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 _MOST_STRIKES = 2
+_TYPE = b"content-type"
 
 
 def take_frame(connection: Connection, data: bytes) -> bool:
@@ -115,11 +116,12 @@ def _malformed(connection: Connection, event: events.RequestReceived, error: Sta
     """Refuse a request whose headers break gRPC's rules, in the protocol that it has."""
     fields = dict(event.headers)
     verb, target = (fields.get(name, b"").decode("latin-1") for name in (b":method", b":path"))
-    rpc = read_web(verb, target, event.headers)
+    # No other header is looked at: they may be too many, and then they haven't been checked.
+    rpc = read_web(verb, target, [(_TYPE, fields.get(_TYPE, b""))])
     if rpc is None:
         _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
         return
-    rpc = replace(rpc, problem=rpc.problem or error)
+    rpc = replace(rpc, problem=error)
     connection.add(open_web(WebStream, connection, event.stream_id, rpc))
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from h2.errors import ErrorCodes
+
 from millstream_server.runtime.errors import Failure
 from millstream_server.runtime.rpc.http import (
     EVENTS,
@@ -202,7 +204,7 @@ class BodySender(Sender):
     def break_off(self, event: bytes) -> None:
         """End a response that has begun: with an event that says why, if there is one."""
         if self.torn or not event or not self._fits(event):
-            self.reset()
+            self._connection.h2.reset(self._id, ErrorCodes.CANCEL)
         else:
             self._end_stream(event)
 
