@@ -121,13 +121,23 @@ def _lost(**lost: Any) -> Lost:
         sampling=Sampling(**{"max_new_tokens": 9, **knobs}),
         logprobs=lost.pop("logprobs", None),
     )
-    base = {"role": Role.DECODE, "engine": "sglang", "seed": 1, "seed_is_clients": False}
-    return Lost(**{**base, "request": request, "given": False, "media_held": False, **lost})
+    base: dict[str, Any] = {
+        "role": Role.DECODE,
+        "engine": "sglang",
+        "seed": 1,
+        "seed_is_clients": False,
+        "resumes": True,
+        "given": False,
+        "media_held": False,
+    }
+    return Lost(**{**base, "request": request, **lost})
 
 
+BARE = {"resumes": False}
 PICTURE = Prompt([1], cast("Any", (object(),)))
 EACH: dict[str, Lost] = {
     "tokens were given to the client": _lost(given=True),
+    "an engine that can't be told what was output": _lost(resumes=False),
     "sampled without a seed": _lost(seed=None),
     "a client's seed, on vLLM": _lost(seed_is_clients=True, engine="vllm"),
     "structured output": _lost(constraint=REGEX),
@@ -147,12 +157,12 @@ def test_each_row_is_about_one_feature() -> None:
 
 def test_the_page_has_the_rows_of_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs/guarantees.md").read_text("utf-8")
-    _, _, table = page.partition("| what a request has | continue | again | replay |")
+    _, _, table = page.partition("| what a request has | continue | with state | again | replay |")
     cells = [
         [c.strip() for c in line.split("|")[1:-1]]
         for line in table.split("\n\n")[0].split("\n")[2:]
     ]
-    order = (Way.CONTINUE, Way.AGAIN, Way.REPLAY)
+    order = (Way.CONTINUE, Way.CONTINUE_WITH_STATE, Way.AGAIN, Way.REPLAY)
     told = [[r.feature, *("yes" if way in r.ways else "no" for way in order)] for r in ROWS]
     assert cells == told
 
@@ -161,10 +171,11 @@ def test_the_page_has_the_rows_of_the_code() -> None:
     ("lost", "way"),
     [
         (_lost(), Way.CONTINUE),
-        (_lost(given=True, seed=None, frequency_penalty=1.0), None),
-        (_lost(given=True, frequency_penalty=1.0), Way.REPLAY),
-        (_lost(given=True, seed=None, temperature=0.0, presence_penalty=-1.0), Way.REPLAY),
-        (_lost(given=False, seed=None, constraint=REGEX), Way.AGAIN),
+        (_lost(given=True, seed=None, frequency_penalty=1.0), Way.CONTINUE_WITH_STATE),
+        (_lost(given=True, seed=None, frequency_penalty=1.0, **BARE), None),
+        (_lost(given=True, frequency_penalty=1.0, **BARE), Way.REPLAY),
+        (_lost(given=True, seed=None, temperature=0.0, presence_penalty=-1.0, **BARE), Way.REPLAY),
+        (_lost(given=False, seed=None, constraint=REGEX, **BARE), Way.AGAIN),
         (_lost(given=True, seed_is_clients=True), Way.CONTINUE),
         (_lost(given=True, seed_is_clients=True, engine="vllm"), Way.REPLAY),
         (_lost(given=True, seed_is_clients=True, engine="vllm", temperature=0.0), Way.CONTINUE),
@@ -205,6 +216,18 @@ async def test_prompt_and_tokens_are_continued_with_what_is_left_of_the_budgets(
     assert it.it.admission.left == 1
     (end,) = it.it.client.messages[-1].finished.redispatches
     assert (end.index, end.token_count) == (0, 3)
+
+
+async def test_an_engine_that_can_is_told_what_was_output(text_model: TextModel) -> None:
+    able = make_view("decode", Role.DECODE, Ability.RESUMED_OUTPUT)
+    it = _lossy(text_model, _on(able), knobs={"constraint": REGEX})
+    it.lose([40, 41])
+    assert list(it.asked().token_ids) == [1, 2, 40, 41]
+    assert it.asked().resumed_tokens == 2
+    assert it.asked().sampling.constraint == REGEX
+    assert it.routes.asked[0].resumes
+    assert it.ways == [(2, Way.CONTINUE_WITH_STATE)]
+    it.it.turn.close()
 
 
 async def test_what_the_lost_part_still_sends_goes_nowhere(text_model: TextModel) -> None:

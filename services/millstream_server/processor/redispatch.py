@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.generation.sampling import Ability
 from millstream_server.processor.redispatch_ways import Lost, Way, way_of
 from millstream_server.processor.successor import Loss, Successor
 from millstream_server.routing.plan import Plan, RoutingRequest
@@ -178,6 +179,7 @@ def _lost(turn: Turn, choice: Choice, worker: WorkerView) -> Lost:
         seed=turn.seed,
         seed_is_clients="seed" in turn.options.sampling,
         given=bool(choice.token_ids),
+        resumes=engine is not None and Ability.RESUMED_OUTPUT in engine.abilities,
         media_held=media is not None and not media.held_at,
     )
 

@@ -99,14 +99,16 @@ class Successor:
         self._waits = False
         turn, choice, tokens, lost = self.turn, self._choice, self._tokens, self.loss.worker
         request = turn.request
-        if self.way is Way.CONTINUE:
-            request = _continued(request, tokens)
+        resumes = self.way is Way.CONTINUE_WITH_STATE
+        if resumes or self.way is Way.CONTINUE:
+            request = _continued(request, tokens, resumed=len(tokens) if resumes else 0)
         asked = changed(
             turn.routed(turn.workers),
             {
                 "token_ids": request.token_ids,
                 "weights": weights_of(lost),
                 "avoid": lost.address,
+                "resumes": resumes,
             },
         )
         found = plan(asked)
@@ -130,7 +132,8 @@ class Successor:
         """Choice 0's. A generator that begins anew with the client's text would repeat itself."""
         asked = weights_of(self.loss.worker)
         turn, known = self.turn, asked is not None and asked.engine in DRAWS_BY_POSITION
-        if self.way is not Way.CONTINUE or known or turn.seed is None or not self._tokens:
+        from_the_prompt = self.way in (Way.AGAIN, Way.REPLAY)
+        if from_the_prompt or known or turn.seed is None or not self._tokens:
             return turn.seed
         return new_seed()
 
@@ -202,13 +205,16 @@ class Successor:
         )
 
 
-def _continued(request: GenerationRequest, tokens: Sequence[int]) -> GenerationRequest:
-    """Return the request of what is missing after some tokens."""
+def _continued(
+    request: GenerationRequest, tokens: Sequence[int], resumed: int
+) -> GenerationRequest:
+    """Return the request of what is missing after some tokens; see `resumed_tokens` there."""
     if not tokens:
         return request
     sampling, prompt, count = request.sampling, request.prompt, len(tokens)
     changes: dict[str, Any] = {
         "prompt": Prompt([*prompt.token_ids, *tokens], prompt.media),
+        "resumed_tokens": resumed,
         "sampling": changed(
             sampling,
             {
