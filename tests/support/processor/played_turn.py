@@ -16,6 +16,7 @@ from millstream_server.generation.sampling import Ability, Sampling
 from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.admission import Admission
+from millstream_server.processor.answer import Reading
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.leg import Running, Workers
 from millstream_server.processor.output import Pacer
@@ -174,6 +175,7 @@ def start_turn(
     name: str = "client",
     notice: Callable[[], bool] | None = None,
     knobs: Mapping[str, Any] = NO_KNOBS,
+    reading: Reading | None = None,
     **options: Any,
 ) -> Started:
     """Start one on ``plan``; ``options`` are those of a turn."""
@@ -197,6 +199,7 @@ def start_turn(
         call=cast("Any", client),
         output=output,
         telemetry=telemetry or TurnTelemetry(FrontTelemetry(), Task.CHAT),
+        reading=reading,
     )
     turn.start(plan)
     return Started(turn, output, workers, admitted, client)
