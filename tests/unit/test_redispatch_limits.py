@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidRequestError,
@@ -19,9 +21,7 @@ from millstream_server.runtime.errors import (
     WorkerPausedError,
 )
 from tests.support.processor.lossy_turn import GONE, OTHER, lossy, on
-from tests.support.processor.played_turn import (
-    DONE,
-)
+from tests.support.processor.played_turn import DONE, PAIR, PREFILL, make_view
 
 # ---- not
 
@@ -133,6 +133,37 @@ async def test_only_so_many_compute_their_prompts_again_at_once(text_model: Text
     assert choices[10].result.reason is FinishReason.CANCELLED
     others[2].emit([50])
     assert [list(r.token_ids)[-1] for r in workers.asked["other"][10:]] == [51]
+    it.it.turn.close()
+
+
+async def test_a_prompt_that_is_given_up_makes_room_for_another_one(
+    text_model: TextModel,
+) -> None:
+    """Its decode worker is there, but what it waits for is lost."""
+    pair = Plan((PlannedLeg(Role.PREFILL, PREFILL), PlannedLeg(Role.DECODE, OTHER)), ("p", "o"))
+    it = lossy(text_model, PAIR, plans=[pair] * 20, n=10)
+    workers = it.it.workers
+    for sink in workers.sinks["decode"]:
+        sink.fail(_left())
+    assert len(workers.asked["other"]) == 8
+    workers.sinks["prefill"][10].fail(GONE)
+    assert len(workers.asked["other"]) == 9, "the ninth; the first waits behind the tenth"
+    workers.sinks["other"][1].emit([50])
+    workers.sinks["other"][2].emit([50])
+    assert len(workers.asked["other"]) == 11
+    it.it.turn.close()
+
+
+async def test_a_worker_that_comes_back_with_other_weights_changes_nothing(
+    text_model: TextModel,
+) -> None:
+    lost = make_view("decode", Role.DECODE)
+    it = lossy(text_model, on(lost), plans=[on(OTHER)] * 9, n=9)
+    for sink in it.it.workers.sinks["decode"]:
+        sink.fail(GONE)
+    lost.description = make_view("decode", Role.DECODE, weight_version="2").description
+    it.sink().emit([50])
+    assert [asked.weights for asked in it.routes.asked] == [("", "", "simulated")] * 9
     it.it.turn.close()
 
 

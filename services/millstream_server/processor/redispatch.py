@@ -22,7 +22,7 @@ from millstream_server.processor.losses import (
 )
 from millstream_server.processor.redispatch_ways import Lost, Way, way_of
 from millstream_server.processor.successor import Loss, Successor
-from millstream_server.routing.plan import Plan, RoutingRequest
+from millstream_server.routing.plan import Plan, RoutingRequest, weights_of
 from millstream_server.routing.workers import info_of, known
 from millstream_server.runtime.errors import KvTransferError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
@@ -60,6 +60,8 @@ class Redispatcher:
         before = choice.successor
         if not isinstance(error, LOSSES) or leg.place is None or (before and before.refused):
             return False
+        if before is not None:
+            self.computed(before)  # what it waited for may be the part that wasn't lost
         if (end := _missed_end(turn, choice)) is not None:
             choice.reopen(turn, before)
             choice.finish(end)
@@ -76,7 +78,10 @@ class Redispatcher:
         blamed = leg.place
         if isinstance(error, KvTransferError) and choice.prompt.place is not None:
             blamed = choice.prompt.place  # decode says it, of what prefill owes
-        successor = Successor(turn, choice, Loss(blamed.worker, error, losses), way, self)
+        weights = weights_of(blamed.worker)
+        if weights is None:  # never: it has run this request
+            return False
+        successor = Successor(turn, choice, Loss(blamed.address, weights, error, losses), way, self)
         choice.reopen(turn, successor)
         if way is Way.AGAIN:
             choice.drop()

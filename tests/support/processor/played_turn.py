@@ -50,7 +50,7 @@ class Played(Workers):
         return RunningRequest(lambda: self.cancels.append(address))
 
 
-def make_view(address: str, role: Role, *abilities: Ability) -> WorkerView:
+def make_view(address: str, role: Role, *abilities: Ability, **more: Any) -> WorkerView:
     engine = GeneratorInfo(
         engine="simulated",
         engine_version="1",
@@ -62,6 +62,7 @@ def make_view(address: str, role: Role, *abilities: Ability) -> WorkerView:
         abilities=frozenset(abilities),
         bootstrap_host="127.0.0.1",
         bootstrap_port=1,
+        **more,
     )
     return WorkerView(address, WorkerDescription(role=role, model="m", engine=engine))
 
