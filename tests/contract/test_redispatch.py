@@ -36,6 +36,7 @@ TOKENS = 120
 CONTINUE = processor_pb2.REDISPATCH_WAY_CONTINUE
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 REPLAY = processor_pb2.REDISPATCH_WAY_REPLAY
+WITH_STATE = processor_pb2.REDISPATCH_WAY_CONTINUE_WITH_STATE
 
 
 def counted(first: int, tokens: int = TOKENS) -> list[int]:
@@ -170,10 +171,10 @@ async def test_text_and_its_stop_go_on_over_the_seam(text_model: TextModel) -> N
 @pytest.mark.parametrize(
     "fields",
     [{"frequency_penalty": 1.0}, {"logprobs": sampling_pb2.LogprobOptions(top=2, prompt=True)}],
-    ids=["penalty", "logprobs"],
+    ids=["told", "replayed"],
 )
 @pytest.mark.parametrize("configs", [WAYS["aggregated"], WAYS["handed off"]], ids=["one", "two"])
-async def test_what_an_engine_keeps_besides_tokens_is_replayed(
+async def test_what_an_engine_keeps_besides_tokens_is_told_or_replayed(
     text_model: TextModel, configs: Sequence[SimulatedConfig], fields: dict[str, Any]
 ) -> None:
     async with places(text_model, *configs) as here:
@@ -186,7 +187,8 @@ async def test_what_an_engine_keeps_besides_tokens_is_replayed(
         if choice.logprobs:
             assert [each.token_id for each in choice.logprobs] == choice.token_ids
             assert [each.token_id for each in answer.prompt_logprobs] == PROMPT
-        assert [way for way, _, _ in _went_on(answer)] == [REPLAY]
+        expected = REPLAY if choice.logprobs else WITH_STATE
+        assert [way for way, _, _ in _went_on(answer)] == [expected]
 
 
 async def test_other_weights_give_another_answer_so_the_loss_is_told(

@@ -172,6 +172,7 @@ STARTS = {
     "timeout": _start(deadline_s=101.25),
     "no time left": _start(deadline_s=100.0),
     "adapter, rank and salt": _start(adapter="a", dp_rank=0, cache_salt="s"),
+    "resumed": _start(resumed_tokens=1),
 }
 
 

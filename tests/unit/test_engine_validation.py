@@ -442,6 +442,14 @@ def test_a_prefill_rank_is_the_tickets(rank: int | None, in_ticket: int | None) 
     check_request(_request(dp_rank=rank, ticket=ticket), two, Role.DECODE)
 
 
+def test_resumed_tokens_are_a_part_of_the_prompt_and_need_the_ability() -> None:
+    check_request(_request(resumed_tokens=2), _INFO, Role.AGGREGATED)
+    assert _fields(_request(resumed_tokens=3)) == ["resumed_tokens"]
+    bare = dataclasses.replace(_INFO, abilities=frozenset())
+    with pytest.raises(UnsupportedFeatureError, match="resumed_tokens"):
+        check_request(_request(resumed_tokens=2), bare, Role.AGGREGATED)
+
+
 @pytest.mark.parametrize("salt", ["s" * 129, "\u00e9" * 65, "a\0b"])
 def test_a_salt_is_short_and_has_no_zero_byte(salt: str) -> None:
     assert _fields(_request(cache_salt=salt)) == ["cache_salt"]

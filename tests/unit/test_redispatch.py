@@ -2,183 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from millstream_server.control.engine import Role
+from millstream_server.formats.choosing import choose
 from millstream_server.generation.output import FinishReason, TokenLogprob
-from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
-from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
-from millstream_server.processor.redispatch import Redispatcher
-from millstream_server.processor.redispatch_ways import ROWS, Lost, Way, way_of
+from millstream_server.generation.request import LogprobOptions
+from millstream_server.generation.sampling import Ability
+from millstream_server.processor.answer import reading_of
+from millstream_server.processor.redispatch_ways import Way
+from millstream_server.processor.text.messages import ChatMessage
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.plan import Plan, PlannedLeg, RoutingRequest
+from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import (
-    EngineFailedError,
-    InvalidRequestError,
-    KvTransferError,
-    NoWorkerError,
-    OverloadedError,
     RepeatedLossError,
     ReplayDifferedError,
-    ServingError,
-    WorkerDrainingError,
-    WorkerLostError,
-    WorkerPausedError,
 )
+from tests.support.processor.lossy_turn import GONE, OTHER, REGEX, lossy, on
 from tests.support.processor.played_turn import (
-    ALONE,
     DONE,
     PAIR,
     PREFILL,
-    Started,
-    make_parts,
     make_view,
-    start_turn,
 )
-
-GONE = WorkerLostError("gone")
-OTHER, THIRD = make_view("other", Role.DECODE), make_view("third", Role.DECODE)
-REGEX = Constraint(ConstraintKind.REGEX, "[a-z]+")
-KNOB_NAMES = {knob.name for knob in dataclasses.fields(Sampling)} - {"seed"}
-
-
-@dataclass
-class Routes:
-    """Stands where a router would: other workers, in order, until there is none left."""
-
-    plans: list[Plan] = field(default_factory=lambda: [_on(OTHER), _on(THIRD)])
-    asked: list[RoutingRequest] = field(default_factory=list)
-
-    def plan(self, request: RoutingRequest) -> Plan:
-        self.asked.append(request)
-        if not self.plans:
-            raise NoWorkerError("none")
-        return self.plans.pop(0)
-
-
-def _on(view: WorkerView, role: Role = Role.AGGREGATED) -> Plan:
-    return Plan((PlannedLeg(role, view),), (view.address,))
-
-
-@dataclass
-class Lossy:
-    """A turn with a first worker, and others behind."""
-
-    it: Started
-    routes: Routes
-
-    def lose(self, tokens: Sequence[int] = (), error: ServingError = GONE) -> None:
-        """Have the first worker send tokens and fail."""
-        sink = self.it.workers.sinks["decode"][0]
-        if tokens:
-            sink.emit(list(tokens))
-        sink.fail(error)
-
-    @property
-    def ways(self) -> list[tuple[int, Way]]:
-        return [(each.tokens, each.way) for each in self.it.turn.redispatches]
-
-    def asked(self, address: str = "other") -> Any:
-        (request,) = self.it.workers.asked[address]
-        return request
-
-    def sink(self, address: str = "other") -> Any:
-        return self.it.workers.sinks[address][-1]
-
-    @property
-    def ids(self) -> list[int]:
-        return list(self.it.turn.choices[0].received)
-
-
-def _lossy(
-    text_model: TextModel,
-    plan: Plan = ALONE,
-    *,
-    plans: Sequence[Plan] | None = None,
-    running: int = 0,
-    **turn: Any,
-) -> Lossy:
-    routes = Routes() if plans is None else Routes(list(plans))
-    redispatch = Redispatcher(routes.plan, lambda: running)
-    parts = replace(make_parts(), redispatch=redispatch)
-    return Lossy(start_turn(text_model, plan, parts=parts, **turn), routes)
-
-
-# ---- the table
-
-
-def _lost(**lost: Any) -> Lost:
-    knobs = {name: lost.pop(name) for name in list(lost) if name in KNOB_NAMES}
-    request = GenerationRequest(
-        prompt=lost.pop("prompt", Prompt([1])),
-        sampling=Sampling(**{"max_new_tokens": 9, **knobs}),
-        logprobs=lost.pop("logprobs", None),
-    )
-    base = {"role": Role.DECODE, "engine": "sglang", "seed": 1, "seed_is_clients": False}
-    return Lost(**{**base, "request": request, "given": False, "media_held": False, **lost})
-
-
-PICTURE = Prompt([1], cast("Any", (object(),)))
-EACH: dict[str, Lost] = {
-    "tokens were given to the client": _lost(given=True),
-    "sampled without a seed": _lost(seed=None),
-    "a client's seed, on vLLM": _lost(seed_is_clients=True, engine="vllm"),
-    "structured output": _lost(constraint=REGEX),
-    "penalties": _lost(repetition_penalty=1.1),
-    "logprobs": _lost(logprobs=LogprobOptions(prompt=True)),
-    "images and videos": _lost(prompt=PICTURE),
-    "text diffusion": _lost(role=Role.DIFFUSION),
-}
-"""A choice for each row that has no other."""
-
-
-def test_each_row_is_about_one_feature() -> None:
-    assert not [row for row in ROWS if row.holds(_lost())]
-    found = {feature: [r.feature for r in ROWS if r.holds(lost)] for feature, lost in EACH.items()}
-    assert found == {row.feature: [row.feature] for row in ROWS}
-
-
-def test_the_page_has_the_rows_of_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs/guarantees.md").read_text("utf-8")
-    _, _, table = page.partition("| what a request has | continue | again | replay |")
-    cells = [
-        [c.strip() for c in line.split("|")[1:-1]]
-        for line in table.split("\n\n")[0].split("\n")[2:]
-    ]
-    order = (Way.CONTINUE, Way.AGAIN, Way.REPLAY)
-    told = [[r.feature, *("yes" if way in r.ways else "no" for way in order)] for r in ROWS]
-    assert cells == told
-
-
-@pytest.mark.parametrize(
-    ("lost", "way"),
-    [
-        (_lost(), Way.CONTINUE),
-        (_lost(given=True, seed=None, frequency_penalty=1.0), None),
-        (_lost(given=True, frequency_penalty=1.0), Way.REPLAY),
-        (_lost(given=True, seed=None, temperature=0.0, presence_penalty=-1.0), Way.REPLAY),
-        (_lost(given=False, seed=None, constraint=REGEX), Way.AGAIN),
-        (_lost(given=True, seed_is_clients=True), Way.CONTINUE),
-        (_lost(given=True, seed_is_clients=True, engine="vllm"), Way.REPLAY),
-        (_lost(given=True, seed_is_clients=True, engine="vllm", temperature=0.0), Way.CONTINUE),
-        (_lost(prompt=PICTURE), None),
-        (_lost(prompt=PICTURE, media_held=True), Way.CONTINUE),
-        (_lost(role=Role.DIFFUSION), Way.AGAIN),
-        (_lost(role=Role.DIFFUSION, given=True), None),
-    ],
-)
-def test_a_request_takes_the_cheapest_way_that_its_features_allow(
-    lost: Lost, way: Way | None
-) -> None:
-    assert way_of(lost) is way
-
+from tests.support.processor.reading import SPOKEN, reading_model
 
 # ---- to continue
 
@@ -186,7 +38,7 @@ def test_a_request_takes_the_cheapest_way_that_its_features_allow(
 async def test_prompt_and_tokens_are_continued_with_what_is_left_of_the_budgets(
     text_model: TextModel,
 ) -> None:
-    it = _lossy(text_model, knobs={"max_new_tokens": 7, "min_new_tokens": 2})
+    it = lossy(text_model, knobs={"max_new_tokens": 7, "min_new_tokens": 2})
     it.lose([40, 41, 42])
     asked = it.asked()
     assert list(asked.token_ids) == [1, 2, 40, 41, 42]
@@ -207,10 +59,22 @@ async def test_prompt_and_tokens_are_continued_with_what_is_left_of_the_budgets(
     assert (end.index, end.token_count) == (0, 3)
 
 
+async def test_an_engine_that_can_is_told_what_was_output(text_model: TextModel) -> None:
+    able = make_view("decode", Role.DECODE, Ability.RESUMED_OUTPUT)
+    it = lossy(text_model, on(able), knobs={"constraint": REGEX})
+    it.lose([40, 41])
+    assert list(it.asked().token_ids) == [1, 2, 40, 41]
+    assert it.asked().resumed_tokens == 2
+    assert it.asked().sampling.constraint == REGEX
+    assert it.routes.asked[0].resumes
+    assert it.ways == [(2, Way.CONTINUE_WITH_STATE)]
+    it.it.turn.close()
+
+
 async def test_what_the_lost_part_still_sends_goes_nowhere(text_model: TextModel) -> None:
     """Prefill is lost, and decode isn't."""
     pair = Plan((PlannedLeg(Role.PREFILL, PREFILL), PlannedLeg(Role.DECODE, OTHER)), ("p", "o"))
-    it = _lossy(text_model, PAIR, plans=[pair])
+    it = lossy(text_model, PAIR, plans=[pair])
     it.it.workers.sinks["prefill"][0].fail(GONE)
     assert it.it.workers.cancels == ["decode"]
     first, second = it.it.workers.asked["prefill"]
@@ -228,7 +92,7 @@ async def test_a_new_prefill_worker_that_is_lost_before_the_next_token_is_a_seco
     text_model: TextModel,
 ) -> None:
     pair = Plan((PlannedLeg(Role.PREFILL, PREFILL), PlannedLeg(Role.DECODE, OTHER)), ("p", "o"))
-    it = _lossy(text_model, PAIR, plans=[pair])
+    it = lossy(text_model, PAIR, plans=[pair])
     it.lose([40])
     it.it.workers.sinks["prefill"][1].fail(GONE)
     await it.it.client.end()
@@ -239,7 +103,7 @@ async def test_a_new_prefill_worker_that_is_lost_before_the_next_token_is_a_seco
 async def test_each_choice_goes_on_by_itself(text_model: TextModel) -> None:
     seeded = Plan((PlannedLeg(Role.AGGREGATED, make_view("decode", Role.DECODE, Ability.SEED)),))
     able = make_view("other", Role.DECODE, Ability.SEED)
-    it = _lossy(text_model, seeded, plans=[_on(able)], n=2)
+    it = lossy(text_model, seeded, plans=[on(able)], n=2)
     first, second = it.it.workers.sinks["decode"]
     first.emit([40, 41])
     second.emit([50])
@@ -267,7 +131,7 @@ async def test_each_choice_goes_on_by_itself(text_model: TextModel) -> None:
 async def test_an_end_that_only_the_lost_worker_could_tell_is_told(
     text_model: TextModel, knobs: dict[str, Any], tokens: list[int], reason: FinishReason
 ) -> None:
-    it = _lossy(text_model, knobs=knobs)
+    it = lossy(text_model, knobs=knobs)
     it.lose(tokens)
     await it.it.client.end()
     assert it.it.turn.choices[0].finish_reason is reason
@@ -275,7 +139,7 @@ async def test_an_end_that_only_the_lost_worker_could_tell_is_told(
 
 
 async def test_a_stop_token_below_the_least_number_is_no_end(text_model: TextModel) -> None:
-    it = _lossy(text_model, knobs={"stop_token_ids": (41,), "min_new_tokens": 3})
+    it = lossy(text_model, knobs={"stop_token_ids": (41,), "min_new_tokens": 3})
     it.lose([40, 41])
     assert it.asked().sampling.min_new_tokens == 1
 
@@ -283,18 +147,49 @@ async def test_a_stop_token_below_the_least_number_is_no_end(text_model: TextMod
 async def test_a_seed_that_a_generator_begins_with_is_not_used_twice(text_model: TextModel) -> None:
     """VLLM's generator would repeat the random numbers of the answer's beginning."""
 
-    def on(name: str) -> WorkerView:
+    def at_vllm(name: str) -> WorkerView:
         view = make_view(name, Role.DECODE, Ability.SEED)
         assert view.description
         engine = replace(view.description.engine, engine="vllm")
         view.description = replace(view.description, engine=engine)
         return view
 
-    it = _lossy(text_model, _on(on("decode")), plans=[_on(on("other"))])
+    it = lossy(text_model, on(at_vllm("decode")), plans=[on(at_vllm("other"))])
     it.lose([40])
     first = it.it.workers.asked["decode"][0].sampling.seed
     assert first is not None
     assert it.asked().sampling.seed not in (None, first)
+
+
+async def test_reasoning_and_calls_are_read_on_wherever_the_loss_is(tmp_path: Path) -> None:
+    model = reading_model(tmp_path)
+    ids = model.encode(SPOKEN, add_special_tokens=False)
+    how = choose(
+        given="hermes",
+        told_calls="",
+        told_reasoning="",
+        template="",
+        has_token=model.has_token,
+        special_tokens=model.special_tokens,
+    )
+    assert how is not None
+    reading = reading_of(how, (), "", one_call=False)
+
+    async def answered(at: int) -> tuple[ChatMessage, int]:
+        it = lossy(model, reading=reading, knobs={"max_new_tokens": len(ids)})
+        it.lose(ids[:at])
+        for token in ids[at:]:
+            it.sink().emit([token])
+        it.sink().finish(DONE)
+        await it.it.client.end()
+        message = it.it.turn.choices[0].message
+        calls = [replace(call, id="") for call in message.tool_calls]
+        return replace(message, tool_calls=tuple(calls)), it.it.turn.usage().reasoning_tokens
+
+    whole = await answered(0)
+    assert (whole[0].reasoning, len(whole[0].tool_calls)) == ("hm", 2)
+    for at in range(1, len(ids)):
+        assert await answered(at) == whole, at
 
 
 # ---- again, and replayed
@@ -303,7 +198,7 @@ async def test_a_seed_that_a_generator_begins_with_is_not_used_twice(text_model:
 async def test_what_the_client_does_not_have_is_dropped_if_it_can_not_be_continued(
     text_model: TextModel,
 ) -> None:
-    it = _lossy(text_model, knobs={"constraint": REGEX})
+    it = lossy(text_model, knobs={"constraint": REGEX})
     it.lose([40, 41])
     assert list(it.asked().token_ids) == [1, 2]
     it.sink().emit([50])
@@ -314,7 +209,7 @@ async def test_what_the_client_does_not_have_is_dropped_if_it_can_not_be_continu
 
 
 async def test_a_replay_drops_what_the_client_has(text_model: TextModel) -> None:
-    it = _lossy(text_model, logprobs=LogprobOptions(), temperature=0.0)
+    it = lossy(text_model, logprobs=LogprobOptions(), temperature=0.0)
     first = it.it.workers.sinks["decode"][0]
     first.emit([40, 41], [TokenLogprob(40, -1.0), TokenLogprob(41, -2.0)])
     it.it.client._pull()
@@ -334,7 +229,7 @@ async def test_a_replay_drops_what_the_client_has(text_model: TextModel) -> None
 
 @pytest.mark.parametrize("ends", [False, True], ids=["another token", "an end before"])
 async def test_a_replay_that_differs_ends_the_request(text_model: TextModel, *, ends: bool) -> None:
-    it = _lossy(text_model, knobs={"constraint": REGEX}, temperature=0.0)
+    it = lossy(text_model, knobs={"constraint": REGEX}, temperature=0.0)
     it.it.workers.sinks["decode"][0].emit([40, 41])
     it.it.client._pull()
     it.it.workers.sinks["decode"][0].fail(GONE)
@@ -347,136 +242,3 @@ async def test_a_replay_that_differs_ends_the_request(text_model: TextModel, *, 
     await it.it.client.end()
     assert isinstance(it.it.client.raised, ReplayDifferedError)
     assert it.ids == [40, 41], "what the client has stays"
-
-
-# ---- not
-
-
-@pytest.mark.parametrize(
-    "error",
-    [WorkerPausedError("paused"), OverloadedError("full"), InvalidRequestError.of("x", "wrong")],
-)
-async def test_a_worker_that_is_not_lost_keeps_its_request(
-    text_model: TextModel, error: ServingError
-) -> None:
-    it = _lossy(text_model)
-    it.lose([40], error)
-    await it.it.client.end()
-    assert (it.it.client.raised, it.routes.asked) == (error, [])
-
-
-async def test_without_another_worker_the_loss_is_told(text_model: TextModel) -> None:
-    it = _lossy(text_model, plans=[])
-    it.lose([40])
-    await it.it.client.end()
-    assert it.it.client.raised is GONE
-    assert it.ids == [40]
-    assert it.it.admission.left
-
-
-async def test_what_the_other_worker_refuses_as_wrong_is_told_as_the_loss(
-    text_model: TextModel,
-) -> None:
-    it = _lossy(text_model)
-    it.lose([40])
-    it.sink().fail(InvalidRequestError.of("prompt", "too long by a token"))
-    await it.it.client.end()
-    assert it.it.client.raised is GONE
-
-
-@pytest.mark.parametrize("error", [GONE, EngineFailedError("dead"), KvTransferError("broken")])
-async def test_a_request_that_loses_two_workers_goes_to_no_third(
-    text_model: TextModel, error: ServingError
-) -> None:
-    it = _lossy(text_model)
-    it.lose([40], error)
-    it.sink().emit([41])
-    it.sink().fail(error)
-    await it.it.client.end()
-    assert isinstance(it.it.client.raised, RepeatedLossError)
-    assert not it.it.client.raised.retryable
-    assert "third" not in it.it.workers.asked
-    assert it.ids == [40, 41]
-
-
-def _left() -> WorkerLostError:
-    error = WorkerLostError("gone")
-    error.was_leaving = True
-    return error
-
-
-async def test_workers_that_leave_are_no_losses_as_long_as_tokens_come(
-    text_model: TextModel,
-) -> None:
-    it = _lossy(text_model)
-    it.lose([40], _left())
-    it.sink().emit([41])
-    it.sink().fail(_left())
-    it.sink("third").fail(WorkerDrainingError("draining"))
-    await it.it.client.end()
-    assert isinstance(it.it.client.raised, WorkerDrainingError), "there is no fourth"
-    assert it.ways == [(1, Way.CONTINUE), (2, Way.CONTINUE)]
-
-
-async def test_a_cancelled_turn_whose_worker_is_lost_ends_as_cancelled(
-    text_model: TextModel,
-) -> None:
-    it = _lossy(text_model)
-    it.it.turn.cancel()
-    it.lose([40])
-    await it.it.client.end()
-    assert it.it.turn.choices[0].finish_reason is FinishReason.CANCELLED
-    assert (it.it.client.raised, it.routes.asked) == (None, [])
-
-
-async def test_a_turn_that_is_closed_goes_nowhere(text_model: TextModel) -> None:
-    it = _lossy(text_model)
-    it.it.turn.close()
-    it.lose([40])
-    assert it.routes.asked == []
-
-
-# ---- at most so many at once
-
-
-async def test_only_so_many_compute_their_prompts_again_at_once(text_model: TextModel) -> None:
-    plans = [_on(OTHER)] * 20
-    it = _lossy(text_model, plans=plans, n=12)
-    workers, choices = it.it.workers, it.it.turn.choices
-    for index, sink in enumerate(workers.sinks["decode"]):
-        sink.emit([40 + index])
-    for sink in workers.sinks["decode"]:
-        sink.fail(GONE)
-    others = workers.sinks["other"]
-    assert len(others) == 8
-    others[0].emit([50])
-    others[0].emit([51])
-    others[1].finish(DONE)
-    assert len(others) == 10, "one for a prompt that was computed, one for an end"
-    assert [list(r.token_ids)[-1] for r in workers.asked["other"][8:]] == [48, 49], "in order"
-    choices[10].cancel()
-    assert choices[10].result is not None
-    assert choices[10].result.reason is FinishReason.CANCELLED
-    others[2].emit([50])
-    assert [list(r.token_ids)[-1] for r in workers.asked["other"][10:]] == [51]
-    it.it.turn.close()
-
-
-async def test_a_tenth_of_the_running_requests_may(text_model: TextModel) -> None:
-    it = _lossy(text_model, plans=[_on(OTHER)] * 20, n=12, running=110)
-    for sink in it.it.workers.sinks["decode"]:
-        sink.fail(GONE)
-    assert len(it.it.workers.sinks["other"]) == 11
-    it.it.turn.close()
-
-
-async def test_those_that_wait_end_with_their_loss_if_no_worker_is_left(
-    text_model: TextModel,
-) -> None:
-    it = _lossy(text_model, plans=[_on(OTHER)] * 8, n=9)
-    for sink in it.it.workers.sinks["decode"]:
-        sink.fail(GONE)
-    assert it.it.turn.error is None
-    it.sink().emit([50])
-    await it.it.client.end()
-    assert it.it.client.raised is GONE

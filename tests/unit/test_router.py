@@ -352,5 +352,9 @@ def test_a_request_goes_on_with_the_same_weights_and_adapter_and_elsewhere() -> 
     router.add(view("f:1", takes_adapters=True, adapters=(one,), **like))
     adapted = replace(goes_on, adapter="one")
     assert {router.plan(adapted).places for _ in range(3)} == {("f:1",)}
+    with pytest.raises(NoWorkerError):
+        router.plan(replace(goes_on, resumes=True))
+    router.add(view("g:1", abilities=frozenset({Ability.RESUMED_OUTPUT}), **like))
+    assert router.plan(replace(goes_on, resumes=True)).places == ("g:1",)
     _lose(router, lost)
     assert weights_of(lost) == ("2", "h", "simulated"), "as long as it is known"

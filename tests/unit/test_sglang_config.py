@@ -112,7 +112,26 @@ def test_abilities_follow_the_settings() -> None:
     assert _config().abilities() == always
     assert _config(role=Role.DECODE).abilities() == {Ability.LOGIT_BIAS}
     everything = _config(deterministic=True, engine_tokenizer=True).abilities()
-    assert everything == frozenset(Ability)
+    assert everything == frozenset(Ability) - {Ability.RESUMED_OUTPUT}, "it has to be shown"
     other = _config(engine_tokenizer=True, extra={"grammar_backend": "llguidance"}).abilities()
     assert Ability.CONSTRAINTS in other
     assert Ability.STRUCTURAL_TAGS not in other
+
+
+@pytest.mark.parametrize(
+    ("changes", "may"),
+    [
+        ({}, True),
+        ({"role": Role.DECODE}, True),
+        ({"role": Role.DIFFUSION}, False),
+        ({"engine_tokenizer": False}, False),
+        ({"nodes": 2}, False),
+        ({"extra": {"grammar_backend": "llguidance"}}, False),
+        ({"extra": {"speculative_algorithm": "EAGLE"}}, False),
+        ({"extra": {"tp_size": 2}}, False),
+    ],
+)
+def test_requests_are_resumed_only_where_it_was_tried(
+    changes: dict[str, Any], *, may: bool
+) -> None:
+    assert _config(**{"engine_tokenizer": True, **changes}).may_resume is may

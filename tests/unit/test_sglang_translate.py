@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.requests.translate import (
+    PARAMETER,
     Chunk,
     conclude,
     generate_arguments,
@@ -171,6 +172,15 @@ def test_the_adapter_and_the_salt_arrive() -> None:
     arguments = generate_arguments(_request(adapter="poet", cache_salt="s"), Role.AGGREGATED)
     assert (arguments["lora_path"], arguments["cache_salt"]) == ("poet", "s")
     assert not {"lora_path", "cache_salt"} & generate_arguments(_request(), Role.AGGREGATED).keys()
+
+
+@pytest.mark.parametrize("role", [Role.AGGREGATED, Role.PREFILL, Role.DECODE])
+def test_every_engine_is_told_how_many_tokens_were_output(role: Role) -> None:
+    params = generate_arguments(_request(resumed_tokens=3), role)["sampling_params"]
+    assert cast("Any", params)["custom_params"] == {PARAMETER: 3}
+    assert (
+        "custom_params" not in cast("Any", generate_arguments(_request(), role))["sampling_params"]
+    )
 
 
 # ---- chunks -------------------------------------------------------------------------------------

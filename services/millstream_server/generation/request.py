@@ -74,6 +74,9 @@ class GenerationRequest:
     """The data-parallel rank that runs it; None: the engine chooses."""
     cache_salt: str = ""
     """Requests with different salts share no KV cache; empty: no salt."""
+    resumed_tokens: int = 0
+    """The last so many prompt tokens are output of this request on another worker, for penalties
+    and the grammar; the sampling's budgets are what is left."""
     expected_cached_tokens: int = 0
     """Prompt tokens that routing expects in the worker's KV cache; stays in the Processor."""
     priority: Priority = Priority.NORMAL

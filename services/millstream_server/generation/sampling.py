@@ -34,6 +34,8 @@ class Ability(enum.Enum):
     LOGIT_BIAS = "logit_bias"
     PROMPT_LOGPROBS = "prompt_logprobs"
     STRUCTURAL_TAGS = "structural_tags"
+    RESUMED_OUTPUT = "resumed_output"
+    """`GenerationRequest.resumed_tokens`."""
 
 
 class ConstraintKind(enum.Enum):

@@ -147,6 +147,8 @@ def _prompt(
     if not token_ids:
         return [FieldViolation(paths.prompt, "must not be empty")]
     found = []
+    if request.resumed_tokens >= len(token_ids):
+        found.append(FieldViolation("resumed_tokens", "must be fewer than the prompt's tokens"))
     # `min` and `max` run in C; the slow search is for bad prompts only.
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         index, token = next(
@@ -320,6 +322,8 @@ def _missing_abilities(
             wanted["sampling.constraint"] = Ability.STRUCTURAL_TAGS
     if sampling.logit_bias:
         wanted["sampling.logit_bias"] = Ability.LOGIT_BIAS
+    if request.resumed_tokens:
+        wanted["resumed_tokens"] = Ability.RESUMED_OUTPUT
     if logprobs is not None and logprobs.prompt:
         wanted["logprobs.prompt"] = Ability.PROMPT_LOGPROBS
     if not wanted:

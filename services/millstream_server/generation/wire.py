@@ -141,6 +141,7 @@ def start_from_proto(
         adapter=message.adapter,
         dp_rank=message.dp_rank if message.HasField("dp_rank") else None,
         cache_salt=message.cache_salt,
+        resumed_tokens=message.resumed_tokens,
     )
 
 
@@ -166,6 +167,8 @@ def write_start(
         message.dp_rank = request.dp_rank
     if request.cache_salt:
         message.cache_salt = request.cache_salt
+    if request.resumed_tokens:
+        message.resumed_tokens = request.resumed_tokens
     trace = request.trace
     if trace is not NOT_TRACED and trace != NOT_TRACED:  # also baggage without a traceparent
         message.trace.traceparent = trace.traceparent

@@ -140,6 +140,11 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
             raise RuntimeError(message)
         return self._end
 
+    @property
+    def error(self) -> ServingError | None:
+        """What it failed with, also before `entries` has raised it."""
+        return self._error
+
     def cancel(self) -> None:
         """Stop the request, at any time, also twice and after the end; drop its entries.
 

@@ -191,6 +191,7 @@ def _core(
         limits=_limits(settings),
         telemetry=FrontTelemetry(service.tracing),
         max_held_bytes=settings.max_open_bytes,
+        redispatch=settings.redispatch,
     )
     return ProcessorCore(
         front,

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
 from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
+from millstream_server.processor.losses import LOSSES
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import (
@@ -63,8 +64,9 @@ class Front:
         limits: RequestLimits = DEFAULT_LIMITS,
         telemetry: FrontTelemetry | None = None,
         max_held_bytes: int = MAX_HELD_BYTES,
+        redispatch: bool = True,
     ) -> None:
-        """Serve ``models`` on the workers that ``router`` picks.
+        """Serve ``models`` on the workers that ``router`` picks; others if one is lost.
 
         Requests on slot streams may take ``max_held_bytes`` together. Messages of other RPCs count
         until the RPC ends (`runtime.rpc.limits`). A slot stream may stay open for days, so its
@@ -73,6 +75,7 @@ class Front:
         self.models = models
         self.router = router
         self.limits = limits
+        self.redispatch = redispatch
         self.telemetry = telemetry or FrontTelemetry()
         self.work = OpenWork()
         self.meter = LoadMeter(self._utilization, named=self._named)
@@ -160,7 +163,7 @@ class FrontRequest:
     """
 
     __slots__ = ("_admission", "_deadline_s", "_front", "_held_bytes", "_over", "_request_id",
-                 "_running", "_span", "_task", "model", "telemetry")  # fmt: skip
+                 "_running", "_span", "_task", "given", "model", "telemetry")  # fmt: skip
 
     def __init__(
         self,
@@ -180,6 +183,8 @@ class FrontRequest:
         self.telemetry = TurnTelemetry(front.telemetry, task, trace, number)
         self.model = ""
         """The model's name, when it is known."""
+        self.given = False
+        """Whether the client was given a part of the result: it can't start again."""
         self._front = front
         self._task = task
         self._admission: Admission | None = None
@@ -285,13 +290,13 @@ class FrontRequest:
 
     # ---- one worker that runs all of it ----------------------------------------------------------
 
-    def pick(self, fit: Fit, priority: Priority) -> tuple[str, EngineInfo]:
+    def pick(self, fit: Fit, priority: Priority, avoid: str = "") -> tuple[str, EngineInfo]:
         """Pick its worker; return the address and what its engine is.
 
         Raises:
-            NoWorkerError: there is none.
+            NoWorkerError: there is none, but for the one at the address ``avoid``.
         """
-        routed = RoutingRequest(model=self.model, priority=priority)
+        routed = RoutingRequest(model=self.model, priority=priority, avoid=avoid)
         return self._front.router.task_workers(self.model).pick(routed, self._task, fit)
 
     def leg(self, address: str) -> TraceContext:
@@ -299,10 +304,21 @@ class FrontRequest:
         self._span = self.telemetry.at_worker(self._task.name.lower(), address)
         return self._span.carry(self.telemetry.trace)
 
+    @property
+    def may_start_again(self) -> bool:
+        return self._front.redispatch
+
+    def lost(self, error: ServingError) -> None:
+        """Its worker was lost; it starts again at another one."""
+        self._span.failed(error)
+
     def follow(self, running: CallT) -> CallT:
-        """Cancel what runs for it if it fails; release its capacity when the worker has ended."""
+        """Cancel what runs for it if it fails; release its capacity when the worker has ended.
+
+        If the worker is lost, its capacity is kept: it may start again.
+        """
         self._running = running
-        running.when_ended(self._release)
+        running.when_ended(lambda: None if isinstance(running.error, LOSSES) else self._release())
         return running
 
     def _release(self) -> None:

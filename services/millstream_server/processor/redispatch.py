@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.generation.sampling import Ability
+from millstream_server.processor.losses import (
+    LOSSES,
+    MOST_LOSSES,
+    repeated_loss,
+    was_leaving,
+)
 from millstream_server.processor.redispatch_ways import Lost, Way, way_of
 from millstream_server.processor.successor import Loss, Successor
-from millstream_server.routing.plan import Plan, RoutingRequest
+from millstream_server.routing.plan import Plan, RoutingRequest, weights_of
 from millstream_server.routing.workers import info_of, known
-from millstream_server.runtime.errors import (
-    EngineFailedError,
-    KvTransferError,
-    RepeatedLossError,
-    ServingError,
-    WorkerDrainingError,
-    WorkerLostError,
-)
+from millstream_server.runtime.errors import KvTransferError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import REDISPATCHES
 
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 
 log = get_log(__name__)
 
-_LOSSES = (WorkerLostError, EngineFailedError, WorkerDrainingError, KvTransferError)
-"""Failures that say that the request no longer runs at its worker. One that is slow, silent or
-paused still runs it."""
-_MOST_LOSSES = 2
-"""So many workers lost on one request, one after the other, end it."""
 _LEAST_AT_ONCE = 8
 _SHARE = 10
 """One in so many running requests may compute its prompt again at once."""
@@ -63,16 +58,18 @@ class Redispatcher:
     def take_over(self, turn: Turn, choice: Choice, leg: Leg, error: ServingError) -> bool:
         """Go on elsewhere with a choice whose ``leg`` has failed; False: ``error`` ends it."""
         before = choice.successor
-        if not isinstance(error, _LOSSES) or leg.place is None or (before and before.refused):
+        if not isinstance(error, LOSSES) or leg.place is None or (before and before.refused):
             return False
+        if before is not None:
+            self.computed(before)  # what it waited for may be the part that wasn't lost
         if (end := _missed_end(turn, choice)) is not None:
             choice.reopen(turn, before)
             choice.finish(end)
             return True
         losses = _losses(before, error)
-        if losses >= _MOST_LOSSES:
+        if losses >= MOST_LOSSES:
             self._count(turn, "repeated_loss")
-            turn.fail(_repeated(losses))
+            turn.fail(repeated_loss(losses))
             return True
         way = way_of(_lost(turn, choice, leg.place.worker))
         if way is None:
@@ -81,7 +78,10 @@ class Redispatcher:
         blamed = leg.place
         if isinstance(error, KvTransferError) and choice.prompt.place is not None:
             blamed = choice.prompt.place  # decode says it, of what prefill owes
-        successor = Successor(turn, choice, Loss(blamed.worker, error, losses), way, self)
+        weights = weights_of(blamed.worker)
+        if weights is None:  # never: it has run this request
+            return False
+        successor = Successor(turn, choice, Loss(blamed.address, weights, error, losses), way, self)
         choice.reopen(turn, successor)
         if way is Way.AGAIN:
             choice.drop()
@@ -161,10 +161,8 @@ def _losses(before: Successor | None, error: ServingError) -> int:
     refused everywhere would be sent around for ever.
     """
     lost = before.loss.count if before else 0
-    leaving = isinstance(error, WorkerDrainingError) or (
-        isinstance(error, WorkerLostError) and error.was_leaving
-    )
-    return lost + (not leaving or (before is not None and not before.has_tokens))
+    no_further = before is not None and not before.has_tokens
+    return lost + (no_further or not was_leaving(error))
 
 
 def _lost(turn: Turn, choice: Choice, worker: WorkerView) -> Lost:
@@ -178,12 +176,6 @@ def _lost(turn: Turn, choice: Choice, worker: WorkerView) -> Lost:
         seed=turn.seed,
         seed_is_clients="seed" in turn.options.sampling,
         given=bool(choice.token_ids),
+        resumes=engine is not None and Ability.RESUMED_OUTPUT in engine.abilities,
         media_held=media is not None and not media.held_at,
-    )
-
-
-def _repeated(losses: int) -> RepeatedLossError:
-    return RepeatedLossError(
-        f"{losses} workers were lost, one after the other, while they ran this request: it may be "
-        "what ends them, so it is not sent to another one"
     )

@@ -22,6 +22,8 @@ class Way(enum.Enum):
 
     CONTINUE = "CONTINUE"
     """The tokens so far become a part of the prompt: one prefill, mostly of cached tokens."""
+    CONTINUE_WITH_STATE = "CONTINUE_WITH_STATE"
+    """The same, and the engine is told how many of the prompt's tokens were output."""
     AGAIN = "AGAIN"
     """As it was sent first, if the client has no tokens: what came is dropped."""
     REPLAY = "REPLAY"
@@ -42,6 +44,8 @@ class Lost:
     seed_is_clients: bool
     given: bool
     """Whether the client has tokens of it, or may have."""
+    resumes: bool
+    """Whether the lost worker's engine could be told which tokens were output; others then can."""
     media_held: bool
     """Whether the embeddings of its images and videos can still be fetched, from anywhere."""
 
@@ -74,33 +78,29 @@ class Row:
     """The ways that are right with it."""
 
 
+_CONTINUED = frozenset({Way.CONTINUE, Way.CONTINUE_WITH_STATE})
+_FROM_THE_PROMPT = frozenset({Way.AGAIN, Way.REPLAY})
+_STATE = frozenset({Way.CONTINUE_WITH_STATE})
 ROWS = (
+    Row("tokens were given to the client", lambda it: it.given, _CONTINUED | {Way.REPLAY}),
     Row(
-        "tokens were given to the client",
-        lambda it: it.given,
-        frozenset({Way.CONTINUE, Way.REPLAY}),
+        "an engine that can't be told what was output",
+        lambda it: not it.resumes,
+        _FROM_THE_PROMPT | {Way.CONTINUE},
     ),
     Row(
         "sampled without a seed",
         lambda it: it.seed is None and not it.greedy,
-        frozenset({Way.CONTINUE, Way.AGAIN}),
+        _CONTINUED | {Way.AGAIN},
     ),
-    Row(
-        "a client's seed, on vLLM",
-        lambda it: it.seed_lost,
-        frozenset({Way.AGAIN, Way.REPLAY}),
-    ),
+    Row("a client's seed, on vLLM", lambda it: it.seed_lost, _FROM_THE_PROMPT),
     Row(
         "structured output",
         lambda it: it.request.sampling.constraint is not None,
-        frozenset({Way.AGAIN, Way.REPLAY}),
+        _FROM_THE_PROMPT | _STATE,
     ),
-    Row("penalties", lambda it: it.penalized, frozenset({Way.AGAIN, Way.REPLAY})),
-    Row(
-        "logprobs",
-        lambda it: it.request.logprobs is not None,
-        frozenset({Way.AGAIN, Way.REPLAY}),
-    ),
+    Row("penalties", lambda it: it.penalized, _FROM_THE_PROMPT | _STATE),
+    Row("logprobs", lambda it: it.request.logprobs is not None, _FROM_THE_PROMPT),
     Row(
         "images and videos",
         lambda it: bool(it.request.prompt.media) and not it.media_held,

@@ -11,7 +11,7 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import new_seed
 from millstream_server.processor.dispatch import Dispatch
 from millstream_server.processor.redispatch_ways import DRAWS_BY_POSITION, Way
-from millstream_server.routing.plan import Plan, RoutingRequest, weights_of
+from millstream_server.routing.plan import Plan, RoutingRequest, Weights
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     ReplayDifferedError,
@@ -23,7 +23,6 @@ from millstream_server.runtime.telemetry.log import get_log
 if TYPE_CHECKING:
     from millstream_server.processor.choice import Choice
     from millstream_server.processor.turn import Turn
-    from millstream_server.routing.workers import WorkerView
 
 log = get_log(__name__)
 
@@ -44,7 +43,10 @@ class Redispatched:
 class Loss:
     """How a choice lost its worker."""
 
-    worker: WorkerView
+    address: str
+    """The worker's."""
+    weights: Weights
+    """The worker's: a restarted one may have others."""
     error: ServingError
     """What the choice would have ended with."""
     count: int
@@ -97,22 +99,24 @@ class Successor:
             ServingError: there are none.
         """
         self._waits = False
-        turn, choice, tokens, lost = self.turn, self._choice, self._tokens, self.loss.worker
+        turn, choice, tokens, loss = self.turn, self._choice, self._tokens, self.loss
         request = turn.request
-        if self.way is Way.CONTINUE:
-            request = _continued(request, tokens)
+        resumes = self.way is Way.CONTINUE_WITH_STATE
+        if resumes or self.way is Way.CONTINUE:
+            request = _continued(request, tokens, resumed=len(tokens) if resumes else 0)
         asked = changed(
             turn.routed(turn.workers),
             {
                 "token_ids": request.token_ids,
-                "weights": weights_of(lost),
-                "avoid": lost.address,
+                "weights": loss.weights,
+                "avoid": loss.address,
+                "resumes": resumes,
             },
         )
         found = plan(asked)
         Dispatch(request, found, turn.parts.ticket_key, self._seed).start(choice, turn.media)
         turn.workers = found.places
-        reason = self.loss.error.reason
+        reason = loss.error.reason
         done = Redispatched(choice.index, len(tokens), reason, self.way)
         turn.redispatches = (*turn.redispatches, done)
         log.info(
@@ -120,7 +124,7 @@ class Successor:
             request=request.request_id,
             choice=choice.index,
             tokens=len(tokens),
-            lost=lost.address,
+            lost=loss.address,
             reason=reason,
             way=self.way.value,
         )
@@ -128,11 +132,10 @@ class Successor:
     @property
     def _seed(self) -> int | None:
         """Choice 0's. A generator that begins anew with the client's text would repeat itself."""
-        asked = weights_of(self.loss.worker)
-        turn, known = self.turn, asked is not None and asked.engine in DRAWS_BY_POSITION
-        if self.way is not Way.CONTINUE or known or turn.seed is None or not self._tokens:
-            return turn.seed
-        return new_seed()
+        seed, engine = self.turn.seed, self.loss.weights.engine
+        continues = bool(self._tokens) and self.way is not Way.REPLAY
+        as_before = seed is None or engine in DRAWS_BY_POSITION or not continues
+        return seed if as_before else new_seed()
 
     def give_up(self) -> None:
         """End the choice with the error of its lost worker."""
@@ -202,13 +205,16 @@ class Successor:
         )
 
 
-def _continued(request: GenerationRequest, tokens: Sequence[int]) -> GenerationRequest:
-    """Return the request of what is missing after some tokens."""
+def _continued(
+    request: GenerationRequest, tokens: Sequence[int], resumed: int
+) -> GenerationRequest:
+    """Return the request of what is missing after some tokens; see `resumed_tokens` there."""
     if not tokens:
         return request
     sampling, prompt, count = request.sampling, request.prompt, len(tokens)
     changes: dict[str, Any] = {
         "prompt": Prompt([*prompt.token_ids, *tokens], prompt.media),
+        "resumed_tokens": resumed,
         "sampling": changed(
             sampling,
             {

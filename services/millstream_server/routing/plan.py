@@ -40,6 +40,8 @@ class RoutingRequest:
     """Address of a worker that it must not go to; empty: none."""
     weights: Weights | None = None
     """Only workers with these take it, since it goes on there; None: any of the model."""
+    resumes: bool = False
+    """With ``weights``: only workers that can be told which of its tokens were output."""
 
 
 class Weights(NamedTuple):

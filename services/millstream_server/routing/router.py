@@ -6,6 +6,8 @@ import collections
 from collections.abc import Callable, Sequence
 
 from millstream_server.control.engine import Role, Task
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.sampling import Ability
 from millstream_server.generation.validation import check_adapter
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.model_workers import ModelWorkers, adapters_of, workers_of
@@ -21,7 +23,7 @@ from millstream_server.routing.plan import (
 from millstream_server.routing.policy import RoutingPolicy
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.task_workers import TaskWorkers, task_workers_of
-from millstream_server.routing.workers import Candidate, WorkerView, known
+from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
 from millstream_server.runtime.errors import NoWorkerError
 
 
@@ -201,6 +203,7 @@ class Router:
             for view in self._views
             if view.address != request.avoid
             and weights_of(view) == weights
+            and (not request.resumes or _resumes(view))
             and (not request.adapter or request.adapter in adapters_of(view))
         ]
         able = self._collect(request.model, views)
@@ -219,3 +222,8 @@ class Router:
             handoff=self._handoff.constant,
             absences=self._absences,
         )
+
+
+def _resumes(view: WorkerView) -> bool:
+    engine = info_of(view.description, GeneratorInfo)
+    return engine is not None and Ability.RESUMED_OUTPUT in engine.abilities

@@ -70,7 +70,11 @@ class TaskWorkers:
             NoWorkerError: there is none.
         """
         role, views = WHOLE_TASKS[task], self._of(task)
-        fit = [view for view in views if view.description and able(view.description.engine)]
+        fit = [
+            view
+            for view in views
+            if view.description and view.address != request.avoid and able(view.description.engine)
+        ]
         place = self.policies[role].pick(request, fit)
         if place is None or place.worker.description is None:
             if not views:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -24,6 +24,7 @@ from millstream_testing.in_process import InProcessProcessor, processor
 from millstream_testing.waiting import until
 from tests.support.processor.played_forwarding import (
     PlayedDiffuser,
+    SlotClient,
     cancel_image,
     image,
     image_of,
@@ -297,7 +298,7 @@ async def test_the_deadline_of_the_rpc_goes_with_its_requests() -> None:
         assert 0 < (await worker.started(2)).timeout.seconds <= 9
 
 
-async def test_a_lost_worker_costs_one_retryable_error_and_another_one_goes_on() -> None:
+async def test_what_a_lost_worker_made_is_made_again_at_another_one() -> None:
     lost, other = PlayedDiffuser(), PlayedDiffuser()
     async with (
         restartable(lost) as (first, end),
@@ -307,15 +308,62 @@ async def test_a_lost_worker_costs_one_retryable_error_and_another_one_goes_on()
     ):
         for slot in range(2):
             await client.send(image(slot, seed=slot))
-        seed = (await lost.started()).options.seed
+        begun = await lost.started()
+        lost.progress(begun.slot, step=3)
+        seen = client.progress.setdefault(begun.options.seed, [])
+        await until(lambda: any(each.step == 3 for each in seen))  # no part of a file
         await end()
-        error = await client.error_of(seed)
-        assert error.reason == errors_pb2.ERROR_REASON_WORKER_LOST
-        assert error.retryable
-        other.finish(await other.started())
-        await client.end_of(1 - seed)
-        await client.send(image(2))
-        await other.started(2)
+        for start in ((await other.started()), await other.started(2)):
+            other.finish(start)
+        for slot in range(2):
+            assert (await client.end_of(slot)).settings.seed == slot
+        await until(lambda: front.core.front.queues["drawing"].running == 0)
+
+
+@contextlib.asynccontextmanager
+async def _several(
+    count: int, **options: Any
+) -> AsyncIterator[tuple[InProcessProcessor, SlotClient, Callable[..., Awaitable[PlayedDiffuser]]]]:
+    """Serve some workers; the function ends the one that has a request, after a chunk of a file."""
+    left = [PlayedDiffuser() for _ in range(count)]
+    async with contextlib.AsyncExitStack() as stack:
+        served = {id(one): await stack.enter_async_context(restartable(one)) for one in left}
+        addresses = [address for address, _ in served.values()]
+        front = await stack.enter_async_context(processor(MODELS, addresses, **options))
+        client = await stack.enter_async_context(slots(front.diffusion.GenerateImage()))
+
+        async def lose(chunk: bytes = b"") -> PlayedDiffuser:
+            await until(lambda: any(one.starts for one in left))
+            (lost,) = [one for one in left if one.starts]
+            left.remove(lost)
+            if chunk:
+                lost.say(chunks=[diffusion_pb2.OutputChunk(slot=0, data=chunk)])
+                await until(lambda: bool(client.files))
+            await served[id(lost)][1]()
+            return lost
+
+        yield front, client, lose
+
+
+@pytest.mark.parametrize(("chunk", "redispatch"), [(b"half", True), (b"", False)])
+async def test_a_file_that_has_begun_is_not_made_again_and_none_if_it_is_switched_off(
+    chunk: bytes, *, redispatch: bool
+) -> None:
+    async with _several(2, redispatch=redispatch) as (front, client, lose):
+        await client.send(image(0))
+        await lose(chunk)
+        error = await client.error_of(0)
+        assert (error.reason, error.retryable) == (errors_pb2.ERROR_REASON_WORKER_LOST, True)
+        await until(lambda: front.core.front.queues["drawing"].running == 0)
+
+
+async def test_a_request_that_loses_two_workers_is_not_sent_to_a_third() -> None:
+    async with _several(3) as (front, client, lose):
+        await client.send(image(0))
+        assert await lose() is not await lose()
+        error = await client.error_of(0)
+        assert (error.reason, error.retryable) == (errors_pb2.ERROR_REASON_REPEATED_LOSS, False)
+        await until(lambda: front.core.front.queues["drawing"].running == 0)
 
 
 async def test_a_worker_that_breaks_the_protocol_counts_as_lost() -> None:

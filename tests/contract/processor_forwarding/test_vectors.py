@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
@@ -293,6 +294,38 @@ async def test_a_ranking_whose_worker_is_lost_can_be_sent_again(text_model: Text
         assert (failure.reason, failure.retryable) == ("WORKER_LOST", True)
         failure = await refusal(front.embedding.Rerank(request))
         assert failure.reason in {"NO_WORKER", "WORKER_LOST"}
+
+
+@pytest.mark.parametrize("task", ["embed", "rerank"])
+async def test_what_a_lost_worker_computed_is_computed_by_another_one(
+    text_model: TextModel, task: str
+) -> None:
+    make = ranker if task == "rerank" else PlayedEmbedder
+    workers = [make(), make()]
+    async with contextlib.AsyncExitStack() as stack:
+        served = [await stack.enter_async_context(restartable(one)) for one in workers]
+        models = {workers[0].info.model: text_model}
+        front = await stack.enter_async_context(processor(models, [at for at, _ in served]))
+        for one in workers:
+            one.free.clear()
+        asked = asyncio.ensure_future(_ask(front, task))
+        await until(lambda: any(one.starts or one.reranks for one in workers))
+        (lost,) = [at for at, one in enumerate(workers) if one.starts or one.reranks]
+        workers[1 - lost].free.set()
+        await served[lost][1]()
+        assert await asked == 2
+        await until(lambda: front.core.front.queues[workers[0].info.model].running == 0)
+
+
+async def _ask(front: InProcessProcessor, task: str) -> int:
+    """Ask about two texts; return for how many there is a result."""
+    if task == "rerank":
+        request = embedding_pb2.RerankRequest(query="q", documents=["a", "b"])
+        return len((await front.embedding.Rerank(request)).results)
+    async with slots(front.embedding.Embed()) as client:
+        await client.send(batch(0, "a", "b"))
+        await client.end_of(0)
+        return len(client.vectors[0])
 
 
 async def test_a_worker_s_own_refusal_comes_through_with_the_client_s_field(

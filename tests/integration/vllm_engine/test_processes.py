@@ -132,6 +132,7 @@ def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
             "pairs": {who for who in workers if "whole" not in who},
             "whole": {"vllm whole", "sglang whole"},
             "vllm": {"vllm prefill", "vllm decode"},
+            "all of vllm": {"vllm prefill", "vllm decode", "vllm whole"},
         }.items()
     }
     everything = [*workers.values(), *fronts.values()]
@@ -321,6 +322,29 @@ async def test_a_kill(fleet: Fleet, role: str, process: str) -> None:
         await until(lambda: not any(each.is_running() for each in everything), 20)
         await fleet.restart(f"vllm {role}")
         assert await _answer(stub, _PROMPTS[0]) == before
+
+
+async def test_what_a_killed_decode_worker_ran_goes_on_at_a_whole_one(fleet: Fleet) -> None:
+    fields: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked = [
+        completion(_PROMPTS[0], options(600, **fields)),
+        completion(_PROMPTS[1], options(600, presence_penalty=0.5, **fields)),
+    ]
+    async with fleet.front("all of vllm") as stub:
+        before = [await gather(stub.Complete(one)) for one in asked]
+        calls, answers = [stub.Complete(one) for one in asked], [Answer() for _ in asked]
+        for call, answer in zip(calls, answers, strict=True):
+            answer.add(await call.read())
+        os.kill(fleet.workers["vllm decode"].pid, signal.SIGKILL)
+        for call, answer in zip(calls, answers, strict=True):
+            while answer.finished is None:
+                answer.add(await call.read())
+        await fleet.restart("vllm decode")
+    ways = [processor_pb2.REDISPATCH_WAY_CONTINUE, processor_pb2.REDISPATCH_WAY_REPLAY]
+    for answer, undisturbed, way in zip(answers, before, ways, strict=True):
+        assert answer.choices[0].token_ids == undisturbed.choices[0].token_ids
+        assert answer.finished
+        assert [each.way for each in answer.finished.redispatches] == [way]
 
 
 def _check(lost: Failure) -> None:

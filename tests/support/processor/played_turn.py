@@ -16,6 +16,7 @@ from millstream_server.generation.sampling import Ability, Sampling
 from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.admission import Admission
+from millstream_server.processor.answer import Reading
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.leg import Running, Workers
 from millstream_server.processor.output import Pacer
@@ -49,7 +50,7 @@ class Played(Workers):
         return RunningRequest(lambda: self.cancels.append(address))
 
 
-def make_view(address: str, role: Role, *abilities: Ability) -> WorkerView:
+def make_view(address: str, role: Role, *abilities: Ability, **more: Any) -> WorkerView:
     engine = GeneratorInfo(
         engine="simulated",
         engine_version="1",
@@ -61,6 +62,7 @@ def make_view(address: str, role: Role, *abilities: Ability) -> WorkerView:
         abilities=frozenset(abilities),
         bootstrap_host="127.0.0.1",
         bootstrap_port=1,
+        **more,
     )
     return WorkerView(address, WorkerDescription(role=role, model="m", engine=engine))
 
@@ -174,6 +176,7 @@ def start_turn(
     name: str = "client",
     notice: Callable[[], bool] | None = None,
     knobs: Mapping[str, Any] = NO_KNOBS,
+    reading: Reading | None = None,
     **options: Any,
 ) -> Started:
     """Start one on ``plan``; ``options`` are those of a turn."""
@@ -197,6 +200,7 @@ def start_turn(
         call=cast("Any", client),
         output=output,
         telemetry=telemetry or TurnTelemetry(FrontTelemetry(), Task.CHAT),
+        reading=reading,
     )
     turn.start(plan)
     return Started(turn, output, workers, admitted, client)

@@ -1169,7 +1169,8 @@ func (x *GenerateVideoResponse) GetDraining() bool {
 	return false
 }
 
-// DiffusionProgress says how far a request is.
+// DiffusionProgress says how far a request is. From a Processor it begins again if the worker is lost and
+// another one starts the request again.
 type DiffusionProgress struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache

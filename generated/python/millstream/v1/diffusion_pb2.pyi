@@ -619,7 +619,9 @@ Global___GenerateVideoResponse: _TypeAlias = GenerateVideoResponse  # noqa: Y015
 
 @_typing.final
 class DiffusionProgress(_message.Message):
-    """DiffusionProgress says how far a request is."""
+    """DiffusionProgress says how far a request is. From a Processor it begins again if the worker is lost and
+    another one starts the request again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

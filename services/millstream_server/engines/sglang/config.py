@@ -15,6 +15,8 @@ from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.generation.sampling import Ability
 from millstream_server.runtime.errors import EngineFailedError
 
+_NOT_RESUMED = frozenset({"speculative_algorithm", "tp_size", "pp_size", "ep_size"})
+"""Arguments with which `engines.sglang.resume` was never run."""
 _DISAGGREGATION_MODES = {
     Role.AGGREGATED: "null",
     Role.PREFILL: "prefill",
@@ -79,6 +81,17 @@ class SglangEngineConfig(EngineConfig):
 
     def resolved_device(self) -> str:
         return resolved(self.device)
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether it may go on with other engines' requests: what it excludes was never tried."""
+        return (
+            self.role is not Role.DIFFUSION
+            and self.engine_tokenizer
+            and self.nodes == 1
+            and self.extra.get("grammar_backend", "xgrammar") == "xgrammar"
+            and not _NOT_RESUMED & self.extra.keys()
+        )
 
     def abilities(self) -> frozenset[Ability]:
         if self.role is Role.DIFFUSION:

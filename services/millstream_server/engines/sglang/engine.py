@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -30,9 +31,11 @@ from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import KvBlocks, RankProgress
 from millstream_server.engines.sglang.requests.runs import Run, Runs
 from millstream_server.engines.sglang.requests.translate import generate_arguments
+from millstream_server.engines.sglang.resume import resumes
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.sampling import Ability
 from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.model_files.weights import fingerprint
 from millstream_server.runtime.errors import (
@@ -88,6 +91,8 @@ class SglangEngine:
         self._lifetime.blocks = KvBlocks(info.block_size, info.total_blocks)
         self._lifetime.started(built, info, on_failure)
         self._runs.start(built)
+        if self._config.may_resume and await resumes(built, self._config):
+            info = replace(info, abilities=info.abilities | {Ability.RESUMED_OUTPUT})
         self.controls = await make_controls(
             ControlledEngine(self._config, built, info, self._runs, self._lifetime, self._kv)
         )

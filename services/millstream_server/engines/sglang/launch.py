@@ -9,6 +9,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ def keep_our_logging(*_args: object, **_options: object) -> None:
 
 
 T = TypeVar("T")
+_PLUGIN = str(Path(__file__).parent / "resume" / "on_path")
 _ENDING_POLL_S = 0.2
 _DEATH_TIMEOUT_S = 60.0
 
@@ -130,6 +132,8 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     os.environ.update(engine_environment(config))
     if config.role is Role.PREFILL and config.node_rank == 0:
         config.check_bootstrap_port()  # SGLang would register with the server that has it
+    if config.may_resume:
+        _put_on_path(_PLUGIN)
     device = config.resolved_device()
     engine_module = import_sglang("sglang.srt.entrypoints.engine", device)
     if device == "cpu":
@@ -143,6 +147,15 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     logging.getLogger("sglang").setLevel(config.log_level.upper())
     with replaced(engine_module, "configure_logger", keep_our_logging):
         return engine_module.Engine(**arguments)
+
+
+def _put_on_path(folder: str) -> None:
+    """Let this process and those that it spawns from now on import from a folder."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    if folder not in inherited.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, inherited)))
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def _describe(engine: Any) -> BuiltEngine:

@@ -11,6 +11,7 @@ from millstream_server.diffusion.diffuser import TASK_OF_KIND, DiffuserInfo
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.front import Fit, Front, FrontRequest
+from millstream_server.processor.losses import run_on_a_worker
 
 if TYPE_CHECKING:
     from millstream_server.control.engine import EngineInfo
@@ -55,22 +56,39 @@ class DiffusionCore:
             await asked.admit(
                 request.priority, tell=lambda at: output.latest(Progress(queue_position=at))
             )
-            address, engine = asked.pick(fit, request.priority)
-            request = _filled(request, _diffuser(engine), asked.model)
-            pixels = (request.width or 0) * (request.height or 0) * (request.frames or 1)
-            promised = PromisedFiles(outputs_of(request), pixels, address, to_url=request.to_url)
-            sent = replace(request, trace=asked.leg(address))
-            making = asked.follow(self._workers.diffuse(address, sent))
-            async for entry, _ in making.entries():
-                if isinstance(entry, Progress):
-                    promised.check_progress(entry)
-                    output.latest(entry)
-                else:
-                    promised.check(entry)
-                    await output.put(entry, len(entry.data))
-            promised.check_all(making.end)
-            asked.end(input_tokens=making.end.prompt_tokens)
-            return replace(making.end, request_id=request.request_id)
+            end = await run_on_a_worker(
+                asked,
+                fit,
+                request.priority,
+                lambda address, engine: self._made(request, address, engine, asked, output),
+            )
+            asked.end(input_tokens=end.prompt_tokens)
+            return replace(end, request_id=request.request_id)
+
+    async def _made(
+        self,
+        request: DiffusionRequest,
+        address: str,
+        engine: EngineInfo,
+        asked: FrontRequest,
+        output: Output[Progress | Chunk],
+    ) -> Finished:
+        """Make it on one worker."""
+        request = _filled(request, _diffuser(engine), asked.model)
+        pixels = (request.width or 0) * (request.height or 0) * (request.frames or 1)
+        promised = PromisedFiles(outputs_of(request), pixels, address, to_url=request.to_url)
+        sent = replace(request, trace=asked.leg(address))
+        making = asked.follow(self._workers.diffuse(address, sent))
+        async for entry, _ in making.entries():
+            if isinstance(entry, Progress):
+                promised.check_progress(entry)
+                output.latest(entry)
+            else:
+                promised.check(entry)
+                asked.given = True
+                await output.put(entry, len(entry.data))
+        promised.check_all(making.end)
+        return making.end
 
 
 def _checked(

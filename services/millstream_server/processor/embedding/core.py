@@ -23,6 +23,7 @@ from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.embedding.prompts import pair_form, prompt_named
 from millstream_server.processor.embedding.tokens import BatchTokenizer
 from millstream_server.processor.front import Fit, Front, FrontRequest
+from millstream_server.processor.losses import run_on_a_worker
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -63,20 +64,37 @@ class VectorsCore:
             asked.find(request.model)
             request, fit = await self._embed_request(request, texts, asked)
             await asked.admit(request.priority, tokens=sum(map(len, request.inputs)))
-            address, engine = asked.pick(fit, request.priority)
-            dimensions = request.dimensions or _embedder(engine).width
-            promised = PromisedVectors(len(request.inputs), dimensions, address)
-            sent = replace(request, trace=asked.leg(address))
-            batch = asked.follow(self._workers.embed(address, sent))
             try:
-                async for vectors, _ in batch.entries():
-                    promised.check(vectors)
-                    await output.put(vectors, len(vectors.values))
+                end = await run_on_a_worker(
+                    asked,
+                    fit,
+                    request.priority,
+                    lambda address, engine: self._embedded(request, address, engine, asked, output),
+                )
             except InvalidRequestError as error:
                 raise _for_client(error, texts) from error
-            promised.check_all()
-            asked.end(input_tokens=batch.end.input_tokens)
-            return replace(batch.end, request_id=request.request_id, model=asked.model)
+            asked.end(input_tokens=end.input_tokens)
+            return replace(end, request_id=request.request_id, model=asked.model)
+
+    async def _embedded(
+        self,
+        request: EmbedRequest,
+        address: str,
+        engine: EngineInfo,
+        asked: FrontRequest,
+        output: Output[Vectors],
+    ) -> EmbedFinished:
+        """Embed it on one worker."""
+        dimensions = request.dimensions or _embedder(engine).width
+        promised = PromisedVectors(len(request.inputs), dimensions, address)
+        sent = replace(request, trace=asked.leg(address))
+        batch = asked.follow(self._workers.embed(address, sent))
+        async for vectors, _ in batch.entries():
+            promised.check(vectors)
+            asked.given = True
+            await output.put(vectors, len(vectors.values))
+        promised.check_all()
+        return batch.end
 
     def _open(self, task: Task, request: EmbedRequest | RerankRequest) -> FrontRequest:
         return FrontRequest(
@@ -121,13 +139,18 @@ class VectorsCore:
             asked.find(request.model)
             sent, fit = await self._rerank_request(request, texts, asked)
             await asked.admit(request.priority, tokens=sum(map(len, sent.pairs)))
-            address, _ = asked.pick(fit, request.priority)
-            sent = replace(sent, trace=asked.leg(address))
+
+            async def ranked_at(address: str, _: EngineInfo) -> Ranking:
+                ranking = await self._workers.rerank(
+                    address, replace(sent, trace=asked.leg(address))
+                )
+                check_ranked(ranking.results, len(sent.pairs), sent.top_n, address)
+                return ranking
+
             try:
-                ranking = await self._workers.rerank(address, sent)
+                ranking = await run_on_a_worker(asked, fit, request.priority, ranked_at)
             except InvalidRequestError as error:
                 raise _for_client(error, texts) from error
-            check_ranked(ranking.results, len(sent.pairs), sent.top_n, address)
             asked.end(input_tokens=ranking.input_tokens)
             returned = documents if request.return_documents else [""] * len(sent.pairs)
             results = [replace(one, document=returned[one.index]) for one in ranking.results]

@@ -206,8 +206,8 @@ WORKERS_LOST = counter(
 )
 REDISPATCHES = counter(
     "millstream_redispatches",
-    "Choices that lost their worker, by how they went on elsewhere (continue, again, replay) or "
-    "why they could not (refused, no_worker, repeated_loss)",
+    "Choices that lost their worker, by how they went on elsewhere (continue, "
+    "continue_with_state, again, replay) or why they could not (refused, no_worker, repeated_loss)",
     ["model", "outcome"],
 )
 DISCOVERY_FAILURES = counter(

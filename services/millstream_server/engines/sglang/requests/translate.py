@@ -23,6 +23,8 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 
+PARAMETER = "millstream_resumed"
+"""Of our plugin (`engines.sglang.resume`); without it SGLang ignores the parameter."""
 _KNOB_NAMES = {"seed": "sampling_seed"}
 """Knobs that have another name in SGLang."""
 
@@ -48,9 +50,12 @@ def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, obje
     Raises:
         UnsupportedFeatureError: SGLang would silently ignore a part of the request.
     """
+    params = sampling_params(request.sampling, role)
+    if request.resumed_tokens:
+        params["custom_params"] = {PARAMETER: request.resumed_tokens}
     arguments: dict[str, object] = {
         "input_ids": list(request.token_ids),
-        "sampling_params": sampling_params(request.sampling, role),
+        "sampling_params": params,
         "rid": request.engine_id,
         "stream": True,
     }

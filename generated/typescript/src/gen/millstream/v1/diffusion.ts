@@ -358,7 +358,10 @@ export interface GenerateVideoResponse {
   draining: boolean;
 }
 
-/** DiffusionProgress says how far a request is. */
+/**
+ * DiffusionProgress says how far a request is. From a Processor it begins again if the worker is lost and
+ * another one starts the request again.
+ */
 export interface DiffusionProgress {
   /** Its slot. */
   slot: number;

@@ -1,0 +1,187 @@
+"""When a choice that has lost its worker does not go on, or not at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream_server.control.engine import Role
+from millstream_server.generation.output import FinishReason
+from millstream_server.processor.redispatch_ways import Way
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    KvTransferError,
+    OverloadedError,
+    RepeatedLossError,
+    ServingError,
+    WorkerDrainingError,
+    WorkerLostError,
+    WorkerPausedError,
+)
+from tests.support.processor.lossy_turn import GONE, OTHER, lossy, on
+from tests.support.processor.played_turn import DONE, PAIR, PREFILL, make_view
+
+# ---- not
+
+
+@pytest.mark.parametrize(
+    "error",
+    [WorkerPausedError("paused"), OverloadedError("full"), InvalidRequestError.of("x", "wrong")],
+)
+async def test_a_worker_that_is_not_lost_keeps_its_request(
+    text_model: TextModel, error: ServingError
+) -> None:
+    it = lossy(text_model)
+    it.lose([40], error)
+    await it.it.client.end()
+    assert (it.it.client.raised, it.routes.asked) == (error, [])
+
+
+async def test_without_another_worker_the_loss_is_told(text_model: TextModel) -> None:
+    it = lossy(text_model, plans=[])
+    it.lose([40])
+    await it.it.client.end()
+    assert it.it.client.raised is GONE
+    assert it.ids == [40]
+    assert it.it.admission.left
+
+
+async def test_what_the_other_worker_refuses_as_wrong_is_told_as_the_loss(
+    text_model: TextModel,
+) -> None:
+    it = lossy(text_model)
+    it.lose([40])
+    it.sink().fail(InvalidRequestError.of("prompt", "too long by a token"))
+    await it.it.client.end()
+    assert it.it.client.raised is GONE
+
+
+@pytest.mark.parametrize("error", [GONE, EngineFailedError("dead"), KvTransferError("broken")])
+async def test_a_request_that_loses_two_workers_goes_to_no_third(
+    text_model: TextModel, error: ServingError
+) -> None:
+    it = lossy(text_model)
+    it.lose([40], error)
+    it.sink().emit([41])
+    it.sink().fail(error)
+    await it.it.client.end()
+    assert isinstance(it.it.client.raised, RepeatedLossError)
+    assert not it.it.client.raised.retryable
+    assert "third" not in it.it.workers.asked
+    assert it.ids == [40, 41]
+
+
+def _left() -> WorkerLostError:
+    error = WorkerLostError("gone")
+    error.was_leaving = True
+    return error
+
+
+async def test_workers_that_leave_are_no_losses_as_long_as_tokens_come(
+    text_model: TextModel,
+) -> None:
+    it = lossy(text_model)
+    it.lose([40], _left())
+    it.sink().emit([41])
+    it.sink().fail(_left())
+    it.sink("third").fail(WorkerDrainingError("draining"))
+    await it.it.client.end()
+    assert isinstance(it.it.client.raised, WorkerDrainingError), "there is no fourth"
+    assert it.ways == [(1, Way.CONTINUE), (2, Way.CONTINUE)]
+
+
+async def test_a_cancelled_turn_whose_worker_is_lost_ends_as_cancelled(
+    text_model: TextModel,
+) -> None:
+    it = lossy(text_model)
+    it.it.turn.cancel()
+    it.lose([40])
+    await it.it.client.end()
+    assert it.it.turn.choices[0].finish_reason is FinishReason.CANCELLED
+    assert (it.it.client.raised, it.routes.asked) == (None, [])
+
+
+async def test_a_turn_that_is_closed_goes_nowhere(text_model: TextModel) -> None:
+    it = lossy(text_model)
+    it.it.turn.close()
+    it.lose([40])
+    assert it.routes.asked == []
+
+
+# ---- at most so many at once
+
+
+async def test_only_so_many_compute_their_prompts_again_at_once(text_model: TextModel) -> None:
+    plans = [on(OTHER)] * 20
+    it = lossy(text_model, plans=plans, n=12)
+    workers, choices = it.it.workers, it.it.turn.choices
+    for index, sink in enumerate(workers.sinks["decode"]):
+        sink.emit([40 + index])
+    for sink in workers.sinks["decode"]:
+        sink.fail(GONE)
+    others = workers.sinks["other"]
+    assert len(others) == 8
+    others[0].emit([50])
+    others[0].emit([51])
+    others[1].finish(DONE)
+    assert len(others) == 10, "one for a prompt that was computed, one for an end"
+    assert [list(r.token_ids)[-1] for r in workers.asked["other"][8:]] == [48, 49], "in order"
+    choices[10].cancel()
+    assert choices[10].result is not None
+    assert choices[10].result.reason is FinishReason.CANCELLED
+    others[2].emit([50])
+    assert [list(r.token_ids)[-1] for r in workers.asked["other"][10:]] == [51]
+    it.it.turn.close()
+
+
+async def test_a_prompt_that_is_given_up_makes_room_for_another_one(
+    text_model: TextModel,
+) -> None:
+    """Its decode worker is there, but what it waits for is lost."""
+    pair = Plan((PlannedLeg(Role.PREFILL, PREFILL), PlannedLeg(Role.DECODE, OTHER)), ("p", "o"))
+    it = lossy(text_model, PAIR, plans=[pair] * 20, n=10)
+    workers = it.it.workers
+    for sink in workers.sinks["decode"]:
+        sink.fail(_left())
+    assert len(workers.asked["other"]) == 8
+    workers.sinks["prefill"][10].fail(GONE)
+    assert len(workers.asked["other"]) == 9, "the ninth; the first waits behind the tenth"
+    workers.sinks["other"][1].emit([50])
+    workers.sinks["other"][2].emit([50])
+    assert len(workers.asked["other"]) == 11
+    it.it.turn.close()
+
+
+async def test_a_worker_that_comes_back_with_other_weights_changes_nothing(
+    text_model: TextModel,
+) -> None:
+    lost = make_view("decode", Role.DECODE)
+    it = lossy(text_model, on(lost), plans=[on(OTHER)] * 9, n=9)
+    for sink in it.it.workers.sinks["decode"]:
+        sink.fail(GONE)
+    lost.description = make_view("decode", Role.DECODE, weight_version="2").description
+    it.sink().emit([50])
+    assert [asked.weights for asked in it.routes.asked] == [("", "", "simulated")] * 9
+    it.it.turn.close()
+
+
+async def test_a_tenth_of_the_running_requests_may(text_model: TextModel) -> None:
+    it = lossy(text_model, plans=[on(OTHER)] * 20, n=12, running=110)
+    for sink in it.it.workers.sinks["decode"]:
+        sink.fail(GONE)
+    assert len(it.it.workers.sinks["other"]) == 11
+    it.it.turn.close()
+
+
+async def test_those_that_wait_end_with_their_loss_if_no_worker_is_left(
+    text_model: TextModel,
+) -> None:
+    it = lossy(text_model, plans=[on(OTHER)] * 8, n=9)
+    for sink in it.it.workers.sinks["decode"]:
+        sink.fail(GONE)
+    assert it.it.turn.error is None
+    it.sink().emit([50])
+    await it.it.client.end()
+    assert it.it.client.raised is GONE
