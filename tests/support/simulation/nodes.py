@@ -27,6 +27,7 @@ from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
+from millstream_server.processor.redispatch import Redispatcher
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
@@ -168,7 +169,11 @@ class ProcessorNode(Node):
         self.pacer = Pacer(0.05)
         self.front = Front(Models({MODEL: text}, self.router), self.router)
         parts = TurnParts(
-            pacer=self.pacer, workers=self.fleet, ticket_key=KEY, unread=self.fleet.unread
+            pacer=self.pacer,
+            workers=self.fleet,
+            ticket_key=KEY,
+            unread=self.fleet.unread,
+            redispatch=Redispatcher(self.router.plan, self.front.running),
         )
         media = ProcessorMedia(
             self.router,
