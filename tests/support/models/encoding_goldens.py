@@ -20,8 +20,25 @@ from pathlib import Path
 from typing import Any
 
 GOLDENS = Path(__file__).parents[2] / "unit" / "processor_text" / "goldens"
-_VERSIONS = (3, 7, 11, 13)
-_NEW_TOKENS = {"[ARGS]": 20, "[CALL_ID]": 21, "[THINK]": 22, "[/THINK]": 23}
+_VERSIONS = (3, 7, 11, 13, 15)
+_NEW_TOKENS = {
+    "[ARGS]": 20,
+    "[CALL_ID]": 21,
+    "[THINK]": 22,
+    "[/THINK]": 23,
+    "[MODEL_SETTINGS]": 24,
+    "[/MODEL_SETTINGS]": 25,
+}
+TEKKEN_EFFORTS = ("none", "high")
+"""Of the version 15: the first is the default."""
+_SETTINGS = {
+    "reasoning_effort": {
+        "type": "enum",
+        "accepts_none": True,
+        "default": TEKKEN_EFFORTS[0],
+        "values": TEKKEN_EFFORTS,
+    },
+}
 
 
 def _call(call_id: str, name: str, **arguments: Any) -> dict[str, Any]:
@@ -204,6 +221,8 @@ def mistral(tekken: Path) -> list[dict[str, Any]]:
               for text, rank in _NEW_TOKENS.items()),
         ]  # fmt: skip
         base.pop("image", None)
+        if version == _VERSIONS[-1]:
+            base["model_settings_builder"] = _SETTINGS
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "tekken.json"
             file.write_text(json.dumps(base), encoding="utf-8")
@@ -211,11 +230,15 @@ def mistral(tekken: Path) -> list[dict[str, Any]]:
         for name, (messages, with_tools) in CONVERSATIONS.items():
             if name in _NEWER:
                 continue
-            asked = request.ChatCompletionRequest.from_openai(
-                messages=copy.deepcopy(messages), tools=TOOLS if with_tools else None
-            )
-            encoded = tokenizer.encode_chat_completion(asked)
-            found.append(golden(f"mistral-v{version}", name, encoded.text))
+            for effort in (None, "high") if version == _VERSIONS[-1] else (None,):
+                variables = {"reasoning_effort": effort} if effort else {}
+                asked = request.ChatCompletionRequest.from_openai(
+                    messages=copy.deepcopy(messages),
+                    tools=TOOLS if with_tools else None,
+                    **variables,
+                )
+                encoded = tokenizer.encode_chat_completion(asked)
+                found.append(golden(f"mistral-v{version}", name, encoded.text, **variables))
     return found
 
 

@@ -13,10 +13,16 @@ from millstream_server.formats.families import FORMATS
 from millstream_server.processor.text import sandbox
 from millstream_server.processor.text.encodings import Encoding, find_encoding
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.switches import thinking
 from millstream_server.processor.text.template import ChatTemplate
-from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from tests.support.answers import parser, read
-from tests.support.models.encoding_goldens import CONVERSATIONS, GOLDENS, TOOLS
+from tests.support.models.encoding_goldens import (
+    CONVERSATIONS,
+    GOLDENS,
+    TEKKEN_EFFORTS,
+    TOOLS,
+)
 from tests.support.models.harmony_goldens import DATE, SCHEMA_TOOLS
 
 CASES = [
@@ -46,7 +52,8 @@ def encoding(name: str) -> Encoding:
     """Return the encoding of a checkpoint that has no template."""
     maker, _, version = name.partition("-")
     tekken = version if maker == "mistral" else ""
-    found = find_encoding({"model_type": MODEL_TYPES.get(name)}, {}, tekken)
+    efforts = TEKKEN_EFFORTS if tekken == "v15" else ()
+    found = find_encoding({"model_type": MODEL_TYPES.get(name)}, {}, tekken, efforts)
     assert found is not None
     assert found.name == name
     return found
@@ -126,7 +133,7 @@ def test_an_answer_that_a_prompt_shows_is_read_as_the_models_own(
 def test_there_are_goldens_of_each_encoding() -> None:
     assert {golden["encoding"] for golden in CASES} == {
         *MODEL_TYPES,
-        *(f"mistral-v{version}" for version in (3, 7, 11, 13)),
+        *(f"mistral-v{version}" for version in (3, 7, 11, 13, 15)),
     }
 
 
@@ -143,6 +150,16 @@ def test_a_result_without_its_call_is_refused_with_a_sentence(name: str) -> None
         template.render(stray)
 
 
+def test_only_a_mistral_that_names_efforts_can_be_told_one() -> None:
+    off, field = thinking(on=False), "start.reasoning.enabled"
+    newest = chat_template("mistral-v15")
+    assert newest.variable(off, field) == ("reasoning_effort", "none")
+    with pytest.raises(InvalidRequestError, match="reasoning_effort must be none or high"):
+        newest.render([ChatMessage(ChatRole.USER, "hi")], variables={"reasoning_effort": "low"})
+    with pytest.raises(UnsupportedFeatureError, match="no variable"):
+        chat_template("mistral-v13").variable(off, field)
+
+
 CLOSES_REASONING = dict.fromkeys(MODEL_TYPES, "</think>") | {
     "harmony": "<|end|><|start|>assistant<|channel|>final<|message|>",
     "kimi-k3": "<|close|>think<|sep|><|open|>response<|sep|>",
@@ -156,10 +173,10 @@ def test_a_continued_answer_is_behind_what_a_question_ends_with(name: str) -> No
     template = chat_template(name)
     asked = [ChatMessage(ChatRole.USER, "hi")]
     begun = ChatMessage(ChatRole.ASSISTANT, "No", reasoning="hm")
-    thinking = {"thinking": True}
-    prompt = template.render([*asked, begun], continues="it", variables=thinking)
+    on = {"thinking": True}
+    prompt = template.render([*asked, begun], continues="it", variables=on)
     reasons = f"{OPENS_REASONING.get(name, '')}hm{CLOSES_REASONING[name]}"
-    assert prompt == template.render(asked, variables=thinking) + f"{reasons}No"
+    assert prompt == template.render(asked, variables=on) + f"{reasons}No"
 
 
 def test_gpt_oss_template_is_ours_only_where_its_own_hides_calls() -> None:

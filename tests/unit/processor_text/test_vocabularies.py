@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 
@@ -83,6 +84,21 @@ def test_raw_prompts_begin_as_the_makers_do(tmp_path: Path) -> None:
     assert list(model.encode("a", add_special_tokens=True)) == [1, 30 + ord("a")]
     assert model.eos_token_ids == (2,)
     assert model.template_source == "ours, mistral-v7: its tekken file has the version v7"
+
+
+def test_a_tekken_file_names_the_efforts_of_reasoning(tmp_path: Path) -> None:
+    tekken_model(tmp_path)
+    found = json.loads((tmp_path / "tekken.json").read_text("utf-8"))
+    found["config"]["version"] = "v15"
+    efforts = {"type": "enum", "accepts_none": True, "default": "none", "values": ["high", "none"]}
+    found["model_settings_builder"] = {"reasoning_effort": efforts}
+    (tmp_path / "tekken.json").write_text(json.dumps(found))
+    model = TextModel.load(tmp_path)
+    assert model.template_source == "ours, mistral-v15: its tekken file has the version v15"
+    prompt = model.chat_template.render([ChatMessage(ChatRole.USER, "hi")])
+    assert prompt == (
+        '<s>[MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS][INST]hi[/INST]'
+    )
 
 
 def _first_line(line: bytes) -> Callable[[Path], Any]:

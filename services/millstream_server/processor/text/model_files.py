@@ -230,7 +230,8 @@ def _read(path: Path) -> dict[str, Any]:
             fast = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, **more)
         given = fast.chat_template
         templates = {"default": given} if isinstance(given, str) else dict(given or {})
-        encoding = find_encoding(config, templates, made.version if made else "")
+        told = (made.version, made.efforts) if made else ()
+        encoding = find_encoding(config, templates, *told)
     except Exception as error:  # noqa: BLE001 - the tokenizers binding raises no narrower class
         return {"error": f"{source.file.name}: {error}"}
     if encoding:

@@ -5,7 +5,8 @@ Each is a template beside this file, rendered as any model's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,15 @@ _BY_MODEL_TYPE = {
     "gpt_oss": "harmony",
     "kimi_k3": "kimi-k3",
 }
-_TEKKEN_FORMATS = {3: "mistral", 7: "mistral", 11: "mistral-v11", 13: "mistral-v11"}
-_OF_VERSIONS = {"deepseek-v4": ("deepseek-v4", "4"), "deepseek-v4.1": ("deepseek-v4", "4.1")}
+_TEKKEN_FORMATS = {
+    "v3": "mistral",
+    "v7": "mistral",
+    **dict.fromkeys(("v11", "v13", "v15"), "mistral-v11"),
+}
+_OF_VERSIONS = {"deepseek-v4": ("deepseek-v4", 4), "deepseek-v4.1": ("deepseek-v4", 4.1)}
 """Encodings that share a template: its name, and the version that it is told."""
+_READS_EFFORT = "{%- set effort = reasoning_effort | default(efforts[0], true) -%}"
+"""Only where there are some: a variable that is read says that a client may set it."""
 _FIRST_CALL_ONLY = "tool_calls[0]"
 """In gpt-oss' template, which also names each result after that call."""
 
@@ -36,22 +43,25 @@ class Encoding:
 
 
 def find_encoding(
-    config: Mapping[str, Any], own: Mapping[str, str], tekken: str = ""
+    config: Mapping[str, Any],
+    own: Mapping[str, str],
+    tekken: str = "",
+    efforts: Sequence[str] = (),
 ) -> Encoding | None:
     """Return the encoding of a checkpoint; None: its own templates are used, or none is known.
 
     ``config`` is config.json, ``own`` are its templates, which come first if they show all that a
-    conversation has; ``tekken`` is the version of a tekken file.
+    conversation has; ``tekken`` is the version of a tekken file, ``efforts`` those that it names.
     """
     if own:
         return _in_place_of(own, config)
     if tekken:
-        number = tekken.removeprefix("v")
-        answers = _TEKKEN_FORMATS.get(int(number)) if number.isdecimal() else None
+        answers = _TEKKEN_FORMATS.get(tekken)
         if answers is None:
             return None
         reason = f"its tekken file has the version {tekken}"
-        return Encoding(f"mistral-{tekken}", answers, _read("mistral", number), reason)
+        template = _read("mistral", int(tekken.removeprefix("v")), efforts)
+        return Encoding(f"mistral-{tekken}", answers, template, reason)
     model_type = str(config.get("model_type"))
     name = _BY_MODEL_TYPE.get(model_type)
     if name is None:
@@ -67,6 +77,9 @@ def _in_place_of(own: Mapping[str, str], config: Mapping[str, Any]) -> Encoding 
     return Encoding("harmony", "harmony", _read("harmony"), reason)
 
 
-def _read(name: str, version: str = "") -> str:
+def _read(name: str, version: float | None = None, efforts: Sequence[str] = ()) -> str:
     template = (Path(__file__).parent / f"{name}.jinja").read_text(encoding="utf-8")
-    return f"{{%- set version = {version} -%}}{template}" if version else template
+    if version is None:
+        return template
+    known = f"{{%- set version = {version} -%}}{{%- set efforts = {json.dumps(efforts)} -%}}"
+    return known + (_READS_EFFORT if efforts else "") + template

@@ -56,4 +56,13 @@ def _vocabulary(found: dict[str, Any]) -> Vocabulary:
         tokenizer=tokenizer,
         special_tokens={"bos_token": _BOS, "eos_token": _EOS},
         version=str(config["version"]),
+        efforts=_efforts(found),
     )
+
+
+def _efforts(found: dict[str, Any]) -> tuple[str, ...]:
+    told = (found.get("model_settings_builder") or {}).get("reasoning_effort")
+    if not told:
+        return ()
+    default = str(told["default"])
+    return default, *(str(each) for each in told["values"] if each != default)

@@ -21,6 +21,8 @@ class Vocabulary:
     """What the files say of ``bos_token`` and so on, if tokenizer_config.json says nothing."""
     version: str = ""
     """A tekken file's, such as "v11", which its chat encoding depends on."""
+    efforts: tuple[str, ...] = ()
+    """Efforts of reasoning that a tekken file names; the first is the default."""
 
 
 def add_special(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
