@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.runtime.rpc.auth import AuthPolicy
+from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_testing.in_process import ALPHABET, MODEL, processor, suite, worker
 from tests.support.clients.browser import CHROMIUM, Page, browsing
 from tests.support.media import media_files
 from tests.support.media.media_suite import media_suite
 from tests.support.models.vision_models import make_vision_model
+from tests.support.processor.another_port import another
 from tests.support.processor.every_ability import PICTURES
 from tests.support.processor.reading import SPOKEN, reading_model
 from tests.support.processor.saying import saying
@@ -155,6 +158,26 @@ async def test_an_image_can_be_stopped(tmp_path: Path, *, width: int) -> None:
         await page.press("Escape")
         await page.until("$('image-status').textContent === 'Stopped.'")
         await one.until_open(0)
+
+
+async def test_a_key_is_asked_for_and_kept(tmp_path: Path, *, width: int) -> None:
+    model, key = reading_model(tmp_path / "model", chat_template=None), "k" * 32
+    auth = AuthPolicy(keys=ApiKeys(inline=f"alice:{key}"))
+    async with (
+        suite(model) as (front, _),
+        another(front, auth=auth) as port,
+        browsing(tmp_path / "profile") as page,
+    ):
+        await page.open(f"127.0.0.1:{port}", width)
+        await page.until("$('models-status').textContent.includes(\"can't be listed\")")
+        assert await page.run("document.activeElement.id") == "key"
+        await page.type(key)
+        await page.press("Tab")
+        await page.until("$('rows').children.length > 0")
+        assert await page.run("sessionStorage.getItem('key')") == key
+        await page.run("$('most').value = 3")
+        await ask(page, "Go on.")
+        await page.until(ANSWERED)
 
 
 async def test_each_control_has_a_name_and_nothing_else_can_run(

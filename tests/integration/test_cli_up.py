@@ -97,6 +97,7 @@ async def test_start_table_and_drain(tmp_path: Path) -> None:
         assert re.search(r"Ready after \d+\.\d s", up.text)
         assert 'millstream chat "What is Millstream?"' in up.text
         assert "buf curl" in up.text
+        assert re.search(r"In a browser: http://127\.0\.0\.1:\d+/\n", up.text)
         assert f"millstream top --log-dir {tmp_path}" in up.text
         assert f"millstream admin status --all --log-dir {tmp_path}" in up.text
         started = pids(up.text)

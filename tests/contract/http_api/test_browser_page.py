@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from millstream_server.processor import app
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.transport.options import TransportOptions
 from millstream_testing.alphabet import alphabet_model
-from millstream_testing.in_process import InProcessProcessor, make_fleet, suite
+from millstream_testing.in_process import suite
+from tests.support.processor.another_port import another
 from tests.support.wire.http_service import raw
-
-OPTIONS = TransportOptions(max_receive_bytes=1 << 20)
 
 
 @pytest.fixture
@@ -47,21 +41,6 @@ async def test_it_may_run_its_own_script_and_load_nothing(model: TextModel) -> N
         digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
         assert f"{element.decode()}-src 'sha256-{digest}'" in policy
     assert b"//" not in re.sub(rb"// .*$", b"", page, flags=re.MULTILINE)  # comments, no URL
-
-
-@contextlib.asynccontextmanager
-async def another(
-    front: InProcessProcessor, *, page: bool = True, auth: AuthPolicy | None = None
-) -> AsyncIterator[int]:
-    """Serve the same on another port."""
-    options = ServerOptions(max_receive_bytes=1 << 20, clients=OPTIONS, auth=auth or AuthPolicy())
-    server = Server(app.SERVICES, options)
-    app.add_services(server, front.core, make_fleet([])[1], page=page)
-    port = await server.listen("127.0.0.1:0")
-    try:
-        yield port
-    finally:
-        await server.stop(0)
 
 
 async def test_it_comes_without_a_key_and_nothing_else_does(model: TextModel) -> None:

@@ -202,6 +202,7 @@ def print_ready(
     console.print(table)
     console.print(f"\nReady after {took_s:.1f} s. In another terminal:\n", markup=False)
     _print_commands(console, examples(plan))
+    console.print(f"\nIn a browser: http://{plan.processor.client_address}/", markup=False)
     console.print("\nTo watch and operate it:\n", markup=False)
     _print_commands(console, operating(plan))
     console.print("\nCtrl-C stops the suite.", markup=False)
