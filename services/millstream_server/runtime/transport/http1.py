@@ -65,9 +65,9 @@ class Http1Connection(BaseConnection):
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        self.out.open(transport, NoWindow())
-        self._intake.open(transport)
         super().connection_made(transport)
+        self.out.open(transport, NoWindow())
+        self._intake.open(transport, self.caller_key)
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
