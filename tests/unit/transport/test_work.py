@@ -78,6 +78,7 @@ class Waiter:
         self.last = last
         self.new = False
         self.pieces = 2
+        self.caller_key = "one caller"
         self._name, self._share, self._ran = name, share, ran
 
     def go_on(self) -> None:

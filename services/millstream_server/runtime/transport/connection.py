@@ -139,9 +139,9 @@ class Connection(BaseConnection):
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        self.out.open(transport, self.h2)
-        self._intake.open(transport)
         super().connection_made(transport)
+        self.out.open(transport, self.h2)
+        self._intake.open(transport, self.caller_key)
         self.server.connections.add(self)
         self.h2.begin()
 

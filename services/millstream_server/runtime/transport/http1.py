@@ -69,9 +69,9 @@ class Http1Connection(BaseConnection):
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        self.out.open(transport, self.h2)
-        self._intake.open(transport)
         super().connection_made(transport)
+        self.out.open(transport, self.h2)
+        self._intake.open(transport, self.caller_key)
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 TURN_S = 0.002
@@ -53,6 +53,32 @@ _COUNTED_S = 0.0005
 processes use the machine."""
 
 
+class _Waiting:
+    """Connections that wait: of each caller in turn, and of one in the order in which they came.
+
+    A caller with thousands of connections holds up its own.
+    """
+
+    __slots__ = ("_by_caller",)
+
+    def __init__(self) -> None:
+        self._by_caller: dict[Hashable, deque[Intake]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_caller)
+
+    def add(self, connection: Intake) -> None:
+        self._by_caller.setdefault(connection.caller_key, deque()).append(connection)
+
+    def take(self) -> Intake:
+        key = next(iter(self._by_caller))
+        own = self._by_caller.pop(key)
+        connection = own.popleft()
+        if own:
+            self._by_caller[key] = own  # at the end
+        return connection
+
+
 class WorkShare:
     """What a server's connections share of the loop's time; one per server."""
 
@@ -67,9 +93,7 @@ class WorkShare:
         """What is left of this turn of the loop."""
         self._cpu_s = time.thread_time()
         """The thread's CPU time when it was read last."""
-        self._first: deque[Intake] = deque()
-        self._new: deque[Intake] = deque()
-        self._last: deque[Intake] = deque()
+        self._first, self._new, self._last = _Waiting(), _Waiting(), _Waiting()
         self._next_turn: asyncio.Handle | None = None
 
     def cpu_s(self, took_s: float) -> float:
@@ -86,7 +110,7 @@ class WorkShare:
 
     def wait(self, connection: Intake) -> None:
         late = self._new if connection.new else self._last
-        (late if connection.last else self._first).append(connection)
+        (late if connection.last else self._first).add(connection)
         self._expect_turn()
 
     def used(self, seconds: float) -> None:
@@ -101,15 +125,15 @@ class WorkShare:
         """Begin the next turn: those that wait go on while there is time.
 
         In every turn one of each kind does, so that none waits for ever: those that bring messages
-        first, then those that are new.
+        first, then those that are new; in each kind callers by turns.
         """
         self._next_turn = None
         self.turn_s = TURN_S
         for queue in (self._first, self._new, self._last):
             if queue:
-                queue.popleft().go_on()
+                queue.take().go_on()
             while queue and self.turn_s > 0:
-                queue.popleft().go_on()
+                queue.take().go_on()
         if self._first or self._new or self._last:
             self._expect_turn()
 
@@ -165,7 +189,7 @@ class Intake:
     """
 
     __slots__ = ("_goes_last", "_handle", "_loop", "_paused", "_socket", "_start", "_stopped",
-                 "_took_s", "_unread", "_work")  # fmt: skip
+                 "_took_s", "_unread", "_work", "caller_key")  # fmt: skip
 
     def __init__(
         self,
@@ -186,6 +210,7 @@ class Intake:
         self._start = start
         self._goes_last = goes_last
         self._socket: Any = None
+        self.caller_key: Hashable = ""
         self._unread = b""
         """Bytes that wait for their turn; there may be frames before them."""
         self._paused = False
@@ -194,8 +219,8 @@ class Intake:
         self._took_s = 0.0
         """What its frames, and the requests in them, have taken so far."""
 
-    def open(self, transport: Any) -> None:
-        self._socket = transport
+    def open(self, transport: Any, caller_key: Hashable) -> None:
+        self._socket, self.caller_key = transport, caller_key
 
     def stop(self) -> None:
         """Take nothing more, and forget the connection: without a cycle its memory is free now."""
