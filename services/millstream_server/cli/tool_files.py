@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from millstream_client.openai_shapes import tools as read_tools
 from millstream_client.requests import ChatKnobs
 
 _COMMAND_S = 30.0
+_END_S = 1.0
+"""How long the output of a killed command is waited for."""
 _ASKED_S = 3600.0
 _MOST_OUTPUT = 1 << 20
 Ask = Callable[[str], Awaitable[str]]
@@ -135,6 +138,9 @@ async def _output(command: tuple[str, ...], arguments: Mapping[str, Any]) -> str
     finally:
         if process.returncode is None:
             process.kill()
+            with contextlib.suppress(TimeoutError):  # a child of its own may keep the pipe
+                async with asyncio.timeout(_END_S):
+                    await process.communicate()
     if code:
         raise RuntimeError(f"it ended with code {code}")
     return output.decode(errors="replace").strip()
