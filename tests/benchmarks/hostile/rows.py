@@ -177,8 +177,8 @@ _OF_HTTP = [
            knobs={"count": 200, "model": "tiny", "tokens": 3_000, "per_s": 200.0}),
     _known("", "sse-byte-a-second", "http.readers", seconds=8.0,
            knobs={"count": 100, "model": "tiny", "tokens": 3_000, "per_s": 100.0, "every_s": 1.0}),
-    _known("", "sse-10000-idle", "http.readers", seconds=25.0, sources=250, slow_model=True,
-           knobs={"count": 10_000, "model": "slow", "tokens": 3_000, "per_s": 600.0},
+    _known("", "sse-10000-idle", "http.readers", seconds=40.0, sources=250, slow_model=True,
+           knobs={"count": 10_000, "model": "slow", "tokens": 3_000, "per_s": 300.0},
            memory_mb=_HELD_MB),
 ]  # fmt: skip
 
