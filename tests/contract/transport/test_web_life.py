@@ -28,6 +28,7 @@ from tests.support.wire.web_service import (
     caller,
     frame,
     frames,
+    texts,
     trailers,
     web_service,
 )
@@ -69,6 +70,19 @@ async def test_a_caller_that_leaves_cancels_its_rpc(service: WebService) -> None
         await until(lambda: service.waiting == 2)
         rpc.reset()
         await until(lambda: service.cancelled == 2)
+
+
+async def test_who_reads_slowly_on_http_1_1_gets_large_messages_too(service: WebService) -> None:
+    async with raw(service.port) as wire:
+        wire.reader._limit = 1  # type: ignore[attr-defined]  # it reads no further than this
+        headers = f"Content-Type: {CONNECT}\r\n"
+        wire.send(post(STREAM, frame(asked("3900000 3900000")), headers=headers))
+        await until(lambda: service.server.bounds.unsent.used > 1 << 20)
+        wire.reader._limit = 1 << 16  # type: ignore[attr-defined]
+        status, _, chunks = await wire.response()
+    *messages, (flags, _) = frames(b"".join(chunks))
+    assert (status, flags) == (200, 2)
+    assert [len(text) for text in texts([m for _, m in messages])] == [3_900_000] * 2
 
 
 async def test_http_1_0_and_a_pipeline(service: WebService) -> None:
