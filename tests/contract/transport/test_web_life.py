@@ -12,7 +12,7 @@ import pytest
 from millstream_server.runtime.rpc import json_messages
 from millstream_server.runtime.threads import DaemonThreads
 from millstream_testing.waiting import until
-from tests.support.wire.http_service import post, raw
+from tests.support.wire.http_service import http_service, post, raw
 from tests.support.wire.raw_http2 import connected, request_fields
 from tests.support.wire.web_service import (
     CONNECT,
@@ -164,3 +164,13 @@ async def test_other_pages_are_told_nothing(version: Version, origins: set[str])
         answer = await call(client, UNARY, JSON, b'{"text": "abc"}', origin=PAGE)
         for got in (asked_first, answer):
             assert not [name for name in got.headers if name.startswith("access-control")]
+
+
+async def test_the_other_apis_of_the_port_are_for_the_same_pages(version: Version) -> None:
+    options = replace(OPTIONS, cors_origins={PAGE})
+    async with http_service(options) as service, caller(service.port, version) as client:
+        service.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
+        for path, status in (("/echo", 200), ("/events", 200), ("/busy", 429), ("/none", 404)):
+            got = await client.post(path, content=b"abc", headers={"origin": PAGE})
+            assert got.status_code == status
+            assert got.headers["access-control-allow-origin"] == PAGE
