@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from dataclasses import replace
 
@@ -11,13 +12,16 @@ import pytest
 
 from millstream_server.runtime.rpc import json_messages
 from millstream_server.runtime.threads import DaemonThreads
+from millstream_server.runtime.transport.web_stream import WebStream
 from millstream_testing.waiting import until
 from tests.support.wire.http_service import http_service, post, raw
 from tests.support.wire.raw_http2 import connected, request_fields
 from tests.support.wire.web_service import (
     CONNECT,
+    CONNECT_JSON,
     JSON,
     OPTIONS,
+    PROTO,
     STREAM,
     UNARY,
     WEB,
@@ -83,6 +87,30 @@ async def test_who_reads_slowly_on_http_1_1_gets_large_messages_too(service: Web
     *messages, (flags, _) = frames(b"".join(chunks))
     assert (status, flags) == (200, 2)
     assert [len(text) for text in texts([m for _, m in messages])] == [3_900_000] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "body"),
+    [
+        (UNARY, JSON, b'{"text": "abc"}'),
+        (UNARY, PROTO, b""),
+        (UNARY, JSON, b'{"text": "bad"}'),
+        (STREAM, CONNECT_JSON, frame(b'{"text": "one"}')),
+        (STREAM, WEB, frame(asked("one"))),
+    ],
+)
+async def test_what_a_call_held_is_free_when_it_ends(
+    client: httpx.AsyncClient, path: str, content_type: str, body: bytes
+) -> None:
+    await call(client, path, content_type, body)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            await call(client, path, content_type, body)
+        assert [each for each in gc.get_objects() if isinstance(each, WebStream)] == []
+    finally:
+        gc.enable()
 
 
 async def test_http_1_0_and_a_pipeline(service: WebService) -> None:
