@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from dataclasses import replace
 
@@ -11,13 +12,16 @@ import pytest
 
 from millstream_server.runtime.rpc import json_messages
 from millstream_server.runtime.threads import DaemonThreads
+from millstream_server.runtime.transport.web_stream import WebStream
 from millstream_testing.waiting import until
-from tests.support.wire.http_service import post, raw
+from tests.support.wire.http_service import http_service, post, raw
 from tests.support.wire.raw_http2 import connected, request_fields
 from tests.support.wire.web_service import (
     CONNECT,
+    CONNECT_JSON,
     JSON,
     OPTIONS,
+    PROTO,
     STREAM,
     UNARY,
     WEB,
@@ -28,6 +32,7 @@ from tests.support.wire.web_service import (
     caller,
     frame,
     frames,
+    texts,
     trailers,
     web_service,
 )
@@ -69,6 +74,43 @@ async def test_a_caller_that_leaves_cancels_its_rpc(service: WebService) -> None
         await until(lambda: service.waiting == 2)
         rpc.reset()
         await until(lambda: service.cancelled == 2)
+
+
+async def test_who_reads_slowly_on_http_1_1_gets_large_messages_too(service: WebService) -> None:
+    async with raw(service.port) as wire:
+        wire.reader._limit = 1  # type: ignore[attr-defined]  # it reads no further than this
+        headers = f"Content-Type: {CONNECT}\r\n"
+        wire.send(post(STREAM, frame(asked("3900000 3900000")), headers=headers))
+        await until(lambda: service.server.bounds.unsent.used > 1 << 20)
+        wire.reader._limit = 1 << 16  # type: ignore[attr-defined]
+        status, _, chunks = await wire.response()
+    *messages, (flags, _) = frames(b"".join(chunks))
+    assert (status, flags) == (200, 2)
+    assert [len(text) for text in texts([m for _, m in messages])] == [3_900_000] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "body"),
+    [
+        (UNARY, JSON, b'{"text": "abc"}'),
+        (UNARY, PROTO, b""),
+        (UNARY, JSON, b'{"text": "bad"}'),
+        (STREAM, CONNECT_JSON, frame(b'{"text": "one"}')),
+        (STREAM, WEB, frame(asked("one"))),
+    ],
+)
+async def test_what_a_call_held_is_free_when_it_ends(
+    client: httpx.AsyncClient, path: str, content_type: str, body: bytes
+) -> None:
+    await call(client, path, content_type, body)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            await call(client, path, content_type, body)
+        assert [each for each in gc.get_objects() if isinstance(each, WebStream)] == []
+    finally:
+        gc.enable()
 
 
 async def test_http_1_0_and_a_pipeline(service: WebService) -> None:
@@ -150,3 +192,13 @@ async def test_other_pages_are_told_nothing(version: Version, origins: set[str])
         answer = await call(client, UNARY, JSON, b'{"text": "abc"}', origin=PAGE)
         for got in (asked_first, answer):
             assert not [name for name in got.headers if name.startswith("access-control")]
+
+
+async def test_the_other_apis_of_the_port_are_for_the_same_pages(version: Version) -> None:
+    options = replace(OPTIONS, cors_origins={PAGE})
+    async with http_service(options) as service, caller(service.port, version) as client:
+        service.pieces = [b"data: 1\n\n", b"data: 2\n\n"]
+        for path, status in (("/echo", 200), ("/events", 200), ("/busy", 429), ("/none", 404)):
+            got = await client.post(path, content=b"abc", headers={"origin": PAGE})
+            assert got.status_code == status
+            assert got.headers["access-control-allow-origin"] == PAGE

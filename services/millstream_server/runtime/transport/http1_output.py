@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from millstream_server.runtime.transport.http1 import Http1Connection
 
 _LAST_CHUNK = b"0\r\n\r\n"
+_PART_BYTES = 64 << 10
+"""Written at once: a caller that reads slowly has no more than a few of them in its socket."""
 _CHUNKED = ("transfer-encoding", "chunked")
 
 
@@ -82,7 +84,7 @@ class Http1Sender(BodySender):
 
     def send_whole(self, data: bytes) -> bool:
         out = self._http1.out
-        if out.blocked:
+        if out.blocked or len(data) > _PART_BYTES:
             return False
         out.send(self._framed(data))
         return True
@@ -93,8 +95,10 @@ class Http1Sender(BodySender):
             self.pull()
         rest = self.unsent
         if rest:
-            self.unsent = rest[:0]
-            self._http1.out.send(bytes(rest))
+            self._http1.out.send(bytes(rest[:_PART_BYTES]))
+            self.unsent = rest[_PART_BYTES:]
+            if self.unsent:
+                return True
             self._uncount()
             if self._source is None or self._source.over:
                 self._end(None)

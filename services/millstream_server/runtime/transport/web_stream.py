@@ -48,6 +48,10 @@ def _misfit(asked: WebRequest, method: Method) -> HttpRefusalError | None:
     return None
 
 
+async def _over(_response: object) -> None:
+    raise CallOverError
+
+
 class WholeBody(Body):
     """A body that is one message, maybe compressed."""
 
@@ -191,6 +195,11 @@ class WebStream(Stream):
         else:  # the handler has ended, and the end waits for room
             self.sender.drop()
             self._cut(failure)
+
+    def _end(self) -> None:
+        super()._end()
+        # They know this object: without the cycle it goes now, not at a garbage collection.
+        self.write = self.send_from = _over
 
     # ---- what comes ------------------------------------------------------------------------------
 
