@@ -85,7 +85,7 @@ async def test_what_the_lost_part_still_sends_goes_nowhere(text_model: TextModel
     it.sink().finish(DONE)
     await it.it.client.end()
     assert it.it.client.raised is None
-    assert it.ways == [(0, Way.CONTINUE)]
+    assert it.ways == [(0, Way.AGAIN)]
 
 
 async def test_a_new_prefill_worker_that_is_lost_before_the_next_token_is_a_second_loss(
