@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,26 @@ async def test_an_engine_that_can_is_told_what_was_output(text_model: TextModel)
     assert it.routes.asked[0].resumes
     assert it.ways == [(2, Way.CONTINUE_WITH_STATE)]
     it.it.turn.close()
+
+
+async def test_a_turn_that_went_on_is_freed_at_its_end(text_model: TextModel) -> None:
+    """And not by the garbage collector, as any other."""
+    it = lossy(text_model)
+    it.lose([40])
+    sink = it.sink()
+    it.it.workers.sinks.clear()
+    gc.disable()
+    try:
+        sink.finish(DONE)
+        await it.it.client.end()
+        it.it.turn.close()
+        it.it.client.output = None
+        alive = weakref.ref(it.it.turn), weakref.ref(it.it.turn.choices[0].token_ids)
+        del it, sink
+        await asyncio.sleep(0)
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_what_the_lost_part_still_sends_goes_nowhere(text_model: TextModel) -> None:
