@@ -25,6 +25,7 @@ from millstream_testing.in_process import (
 )
 from millstream_testing.waiting import EOF, until
 from tests.support.processor.chats import Answer, completion, options
+from tests.support.telemetry.spans import Samples
 from tests.support.wire.failures import refusal
 
 ONE = replace(ALPHABET, step_s=0.004)
@@ -124,11 +125,14 @@ WAYS = {
 async def test_an_answer_goes_on_where_its_worker_was_lost(
     text_model: TextModel, configs: Sequence[SimulatedConfig]
 ) -> None:
+    measured = Samples()
     async with places(text_model, *configs) as here:
         running = await here.complete()
         lost = await here.runs_at(configs[-1].role)
         await lost.server.stop(0)
         answer = await running.end()
+        assert measured.grown("millstream_redispatches_total", model=MODEL, outcome="continue") == 1
+        assert measured.grown("millstream_redispatches_total") == 1
         choice = answer.choices[0]
         assert choice.token_ids == counted(PROMPT[-1] + 1)
         assert choice.finish_reason == LENGTH

@@ -63,8 +63,12 @@ NEEDS_A_CROWD = {
 }
 """Above 0 only while clients hold much. tests/contract/transport/test_connection_life.py and
 tests/unit/processor_text have them."""
-NEEDS_A_FAULT = {"millstream_discovery_failures_total", "millstream_discovery_source_failing"}
-"""tests/unit/discovery/test_sources.py has them."""
+NEEDS_A_FAULT = {
+    "millstream_discovery_failures_total",
+    "millstream_discovery_source_failing",
+    "millstream_redispatches_total",
+}
+"""tests/unit/discovery/test_sources.py and tests/contract/test_redispatch.py have them."""
 SGLANG_ONLY = {"sglang:cache_config_info"}
 """tests/integration/sglang_engine/test_metrics.py has these."""
 

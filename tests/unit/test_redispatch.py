@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +74,26 @@ async def test_an_engine_that_can_is_told_what_was_output(text_model: TextModel)
     it.it.turn.close()
 
 
+async def test_a_turn_that_went_on_is_freed_at_its_end(text_model: TextModel) -> None:
+    """And not by the garbage collector, as any other."""
+    it = lossy(text_model)
+    it.lose([40])
+    sink = it.sink()
+    it.it.workers.sinks.clear()
+    gc.disable()
+    try:
+        sink.finish(DONE)
+        await it.it.client.end()
+        it.it.turn.close()
+        it.it.client.output = None
+        alive = weakref.ref(it.it.turn), weakref.ref(it.it.turn.choices[0].token_ids)
+        del it, sink
+        await asyncio.sleep(0)
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
 async def test_what_the_lost_part_still_sends_goes_nowhere(text_model: TextModel) -> None:
     """Prefill is lost, and decode isn't."""
     pair = Plan((PlannedLeg(Role.PREFILL, PREFILL), PlannedLeg(Role.DECODE, OTHER)), ("p", "o"))
@@ -85,7 +108,7 @@ async def test_what_the_lost_part_still_sends_goes_nowhere(text_model: TextModel
     it.sink().finish(DONE)
     await it.it.client.end()
     assert it.it.client.raised is None
-    assert it.ways == [(0, Way.CONTINUE)]
+    assert it.ways == [(0, Way.AGAIN)]
 
 
 async def test_a_new_prefill_worker_that_is_lost_before_the_next_token_is_a_second_loss(

@@ -261,6 +261,11 @@ class Choice(Leg):
         self.wants_prompt_logprobs = False
         self._running = successor
 
+    def _ended(self) -> None:
+        super()._ended()
+        if self.successor is not None and self.over:
+            self.successor = None  # it knows this object
+
     @property
     def held_bytes(self) -> int:
         """About what the output takes that is in no delta."""

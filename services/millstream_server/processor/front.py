@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
 from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
-from millstream_server.processor.losses import LOSSES
+from millstream_server.processor.losses import LOSSES, count_from_zero
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import (
@@ -76,6 +76,8 @@ class Front:
         self.router = router
         self.limits = limits
         self.redispatch = redispatch
+        if redispatch:
+            count_from_zero(models.names)
         self.telemetry = telemetry or FrontTelemetry()
         self.work = OpenWork()
         self.meter = LoadMeter(self._utilization, named=self._named)

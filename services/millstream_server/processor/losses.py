@@ -5,10 +5,11 @@ What goes on in the middle of an answer is in `processor.redispatch`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream_server.control.engine import EngineInfo
+from millstream_server.processor.redispatch_ways import Way
 from millstream_server.runtime.errors import (
     EngineFailedError,
     KvTransferError,
@@ -33,6 +34,16 @@ LOSSES = (WorkerLostError, EngineFailedError, WorkerDrainingError, KvTransferErr
 """The request no longer runs at its worker. One that is slow, silent or paused still runs it."""
 MOST_LOSSES = 2
 """So many workers lost on one request, one after the other, end it."""
+
+
+_OUTCOMES = (*(way.value.lower() for way in Way), "refused", "no_worker", "repeated_loss")
+
+
+def count_from_zero(models: Iterable[str]) -> None:
+    """Make the series of every outcome: a rate needs the zero before the first loss."""
+    for model in models:
+        for outcome in _OUTCOMES:
+            REDISPATCHES.labels(model, outcome)
 
 
 def was_leaving(error: ServingError) -> bool:

@@ -75,6 +75,8 @@ class Redispatcher:
         if way is None:
             self._count(turn, "refused")
             return False
+        if not choice.received:
+            way = Way.AGAIN  # there is nothing to continue
         blamed = leg.place
         if isinstance(error, KvTransferError) and choice.prompt.place is not None:
             blamed = choice.prompt.place  # decode says it, of what prefill owes

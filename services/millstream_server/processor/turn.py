@@ -169,14 +169,14 @@ class Turn:
         choice = next(c for c in self.choices if leg is c or leg is c.prompt_leg)
         if leg.result and leg.result.prompt_logprobs:
             self.output.count(logprob_bytes(leg.result.prompt_logprobs))
-        if self.media:
-            self.release_media()
         if leg.error is None:
             if choice.ticket is not None and not (self._closed or self.error):
                 self._go_on(choice, leg)
             self.output.send_now()
         elif choice.needs(leg):
             self._lost(choice, leg, leg.error)
+        if self.media:  # what goes on before its first token needs them again
+            self.release_media()
         if leg is choice and all(choice.over for choice in self.choices):
             self._admission.leave()
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 from millstream_server.runtime.errors import (
     Code,
     Failure,
+    RepeatedLossError,
     StatusError,
     UnknownMethodError,
 )
@@ -174,7 +175,12 @@ def status_of(failure: Failure) -> int:
 
 
 def retry_after(failure: Failure) -> Headers:
-    """Return the header that says when to retry: whole seconds, at least one (RFC 9110)."""
+    """Return the header that says when to retry: whole seconds, at least one (RFC 9110).
+
+    Or that a client should not: OpenAI's and Anthropic's libraries send whatever failed so again.
+    """
+    if isinstance(failure, RepeatedLossError):
+        return (("x-should-retry", "false"),)
     if status_of(failure) not in _RETRIED:
         return ()
     delay_s = getattr(failure, "retry_delay_s", None) or 1.0
