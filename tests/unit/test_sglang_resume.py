@@ -23,7 +23,7 @@ MISFIT = "the resumed tokens don't fit the grammar: Tokens not accepted"
 class Engine:
     """Stands where SGLang would: what it answers to one request after the other."""
 
-    ends: list[str | int]
+    ends: list[str | int | Exception]
     """A token, or why a request is refused; one that begins with ! is raised."""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
@@ -35,6 +35,8 @@ class Engine:
     async def async_generate(self, **arguments: Any) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(arguments)
         end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
         if isinstance(end, str) and end.startswith("!"):
             raise ValueError(end[1:])
         return self._stream(end)
@@ -53,12 +55,13 @@ class Engine:
         (Role.AGGREGATED, [3], False),  # without the plugin it begins with the grammar again
         (Role.AGGREGATED, [MISFIT, 3], False),  # of the two ways one isn't hooked
         (Role.AGGREGATED, ["no grammars here"], False),
+        (Role.AGGREGATED, [RuntimeError("of the vendor")], False),
         (Role.DECODE, [MISFIT, MISFIT], True),
         (Role.PREFILL, [3], False),
     ],
 )
 async def test_an_engine_has_the_ability_if_it_shows_it(
-    role: Role, ends: list[str | int], *, able: bool
+    role: Role, ends: list[str | int | Exception], *, able: bool
 ) -> None:
     engine = Engine([*ends])
     built = SimpleNamespace(engine=engine, fake_bootstrap_host="2.2.2.2")

@@ -16,6 +16,9 @@ from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.requests.translate import generate_arguments, read_chunk
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
 
 _MISFIT = "the resumed tokens don't fit the grammar"
 """As the plugin says it."""
@@ -30,7 +33,8 @@ async def resumes(built: BuiltEngine, config: SglangEngineConfig) -> bool:
     try:
         async with asyncio.timeout(config.warm_up_timeout_s):
             return await _shown(built, config)
-    except TimeoutError:
+    except Exception as error:  # noqa: BLE001 - the vendor's seam: a worker serves without it, too
+        log.warning("it isn't known whether SGLang resumes requests", error=error)
         return False
 
 
