@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -269,6 +269,22 @@ async def test_an_old_connection_ends_behind_its_next_response() -> None:
 async def _connections(service: HttpService, count: int) -> list[Any]:
     await until(lambda: len(service.server.connections) >= count)
     return list(service.server.connections)
+
+
+async def test_of_many_that_are_lost_at_once_a_few_end_in_each_turn(service: HttpService) -> None:
+    class Lost:
+        ended = 0
+
+        def lost(self) -> None:
+            Lost.ended += 1
+
+    for _ in range(20):
+        service.server.lost(cast("Any", Lost()))
+    seen = []
+    for _ in range(4):
+        seen.append(Lost.ended)
+        await asyncio.sleep(0)
+    assert seen == [0, 8, 16, 20]
 
 
 async def test_limits_count_bodies_and_requests() -> None:

@@ -85,8 +85,8 @@ class Http1Connection(BaseConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
-        for stream in list(self.streams.values()):
-            stream.lost()
+        for stream in self.streams.values():
+            self.server.lost(stream)
         self._unstuck()
         self.out.close()
         self.server.forget(self)

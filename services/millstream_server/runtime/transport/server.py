@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from functools import partial
 
 from millstream_server.runtime.errors import OverloadedError
@@ -17,6 +18,7 @@ from millstream_server.runtime.transport.http1 import Http1Connection
 from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import Bounds, TransportOptions
 from millstream_server.runtime.transport.probes import States
+from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)
 
@@ -24,6 +26,7 @@ _TICK_S = 1.0
 _SEEN_PAUSE_S = 0.01
 _AT_ONCE, _TICK_PAUSE_S = 64, 0.001
 """Connections that are ticked in one turn of the loop, and the pause after them."""
+_ENDED_AT_ONCE = 8
 
 
 class H2Server(MethodTable):
@@ -53,6 +56,7 @@ class H2Server(MethodTable):
         self.bind = self._listener.bind
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
+        self._gone: deque[Stream] = deque()
 
     async def start(self) -> None:
         self.bounds.show()
@@ -82,6 +86,8 @@ class H2Server(MethodTable):
         while self.connections:
             self._empty.clear()
             await self._empty.wait()
+        while self._gone:
+            self._gone.popleft().lost()
         if self._ticking is not None:
             self._ticking.cancel()
         await self._listener.closed()
@@ -95,6 +101,21 @@ class H2Server(MethodTable):
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
+
+    def lost(self, stream: Stream) -> None:
+        """End a stream whose connection is lost, soon: a turn's end takes 0.3 ms.
+
+        Of thousands that are lost at once, a few end in each turn of the loop.
+        """
+        if not self._gone:
+            asyncio.get_running_loop().call_soon(self._end_gone)
+        self._gone.append(stream)
+
+    def _end_gone(self) -> None:
+        for _ in range(min(_ENDED_AT_ONCE, len(self._gone))):
+            self._gone.popleft().lost()
+        if self._gone:
+            asyncio.get_running_loop().call_soon(self._end_gone)
 
     def _tick(self) -> None:
         self.bounds.tick()
