@@ -8,11 +8,12 @@ from millstream_server.control.engine import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.routing.plan import Plan, PlannedLeg, RoutingRequest
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidRequestError,
     KvTransferError,
+    NoWorkerError,
     OverloadedError,
     RepeatedLossError,
     ServingError,
@@ -58,7 +59,7 @@ async def test_what_the_other_worker_refuses_as_wrong_is_told_as_the_loss(
     assert it.it.client.raised is GONE
 
 
-@pytest.mark.parametrize("error", [GONE, EngineFailedError("dead"), KvTransferError("broken")])
+@pytest.mark.parametrize("error", [GONE, EngineFailedError("dead")])
 async def test_a_request_that_loses_two_workers_goes_to_no_third(
     text_model: TextModel, error: ServingError
 ) -> None:
@@ -71,6 +72,36 @@ async def test_a_request_that_loses_two_workers_goes_to_no_third(
     assert not it.it.client.raised.retryable
     assert "third" not in it.it.workers.asked
     assert it.ids == [40, 41]
+
+
+async def test_hand_offs_that_fail_again_end_it_and_accuse_it_of_nothing(
+    text_model: TextModel,
+) -> None:
+    """It may be sent again: no worker has died."""
+    it, broken = lossy(text_model), KvTransferError("broken")
+    it.lose([40], broken)
+    it.sink().fail(broken)
+    await it.it.client.end()
+    assert it.it.client.raised is broken
+    assert "third" not in it.it.workers.asked
+
+
+async def test_a_hand_off_that_failed_avoids_either_end(text_model: TextModel) -> None:
+    """With one prefill worker only, the way to another decode worker may be open."""
+    it = lossy(text_model, PAIR)
+    spared = it.routes.plan
+
+    def plan(request: RoutingRequest) -> Plan:
+        if request.avoid == PREFILL.address:
+            it.routes.asked.append(request)
+            raise NoWorkerError("no other prefill worker")
+        return spared(request)
+
+    it.it.turn.parts.redispatch._plan = plan  # type: ignore[union-attr]
+    it.lose([], KvTransferError("broken"))
+    it.sink().emit([40])
+    assert [asked.avoid for asked in it.routes.asked] == [PREFILL.address, "decode"]
+    assert it.ids == [40]
 
 
 def _left() -> WorkerLostError:

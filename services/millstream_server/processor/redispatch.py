@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from millstream_server.processor.choice import Choice
     from millstream_server.processor.leg import Leg
     from millstream_server.processor.turn import Turn
-    from millstream_server.routing.workers import WorkerView
+    from millstream_server.routing.workers import Candidate, WorkerView
 
 log = get_log(__name__)
 
@@ -66,10 +66,10 @@ class Redispatcher:
             choice.reopen(turn, before)
             choice.finish(end)
             return True
-        losses = _losses(before, error)
-        if losses >= MOST_LOSSES:
+        losses, handoffs = _losses(before, error)
+        if max(losses, handoffs) >= MOST_LOSSES:
             self._count(turn, "repeated_loss")
-            turn.fail(repeated_loss(losses))
+            turn.fail(repeated_loss(losses) if losses >= MOST_LOSSES else error)
             return True
         way = way_of(_lost(turn, choice, leg.place.worker))
         if way is None:
@@ -77,13 +77,11 @@ class Redispatcher:
             return False
         if not choice.received:
             way = Way.AGAIN  # there is nothing to continue
-        blamed = leg.place
-        if isinstance(error, KvTransferError) and choice.prompt.place is not None:
-            blamed = choice.prompt.place  # decode says it, of what prefill owes
-        weights = weights_of(blamed.worker)
+        weights = weights_of(leg.place.worker)
         if weights is None:  # never: it has run this request
             return False
-        successor = Successor(turn, choice, Loss(blamed.address, weights, error, losses), way, self)
+        loss = Loss(_avoided(choice, leg.place, error), weights, error, losses, handoffs)
+        successor = Successor(turn, choice, loss, way, self)
         choice.reopen(turn, successor)
         if way is Way.AGAIN:
             choice.drop()
@@ -130,6 +128,12 @@ class Redispatcher:
         REDISPATCHES.labels(turn.request.model, outcome).inc()
 
 
+def _avoided(choice: Choice, lost: Candidate, error: ServingError) -> tuple[str, ...]:
+    """Return where a choice doesn't go next; of a failed hand-off first where the prompt was."""
+    ends = [choice.prompt.place, choice.place] if isinstance(error, KvTransferError) else [lost]
+    return tuple(dict.fromkeys(place.address for place in ends if place)) or (lost.address,)
+
+
 def _missed_end(turn: Turn, choice: Choice) -> Finish | None:
     """Return the end that the lost worker didn't come to tell; None: more is to come."""
     request, tokens = turn.request, choice.received
@@ -156,15 +160,17 @@ def _missed_end(turn: Turn, choice: Choice) -> Finish | None:
     )
 
 
-def _losses(before: Successor | None, error: ServingError) -> int:
-    """Count the workers lost so far, one after the other.
+def _losses(before: Successor | None, error: ServingError) -> tuple[int, int]:
+    """Count the workers lost so far, one after the other, and the hand-offs that failed.
 
-    One that was leaving doesn't count, unless the request came no further there: else one that is
-    refused everywhere would be sent around for ever.
+    A worker that was leaving doesn't count, unless the request came no further there: else one that
+    is refused everywhere would be sent around for ever.
     """
-    lost = before.loss.count if before else 0
+    lost, handoffs = (before.loss.count, before.loss.handoffs) if before else (0, 0)
+    if isinstance(error, KvTransferError):
+        return lost, handoffs + 1  # no worker has died of it
     no_further = before is not None and not before.has_tokens
-    return lost + (no_further or not was_leaving(error))
+    return lost + (no_further or not was_leaving(error)), handoffs
 
 
 def _lost(turn: Turn, choice: Choice, worker: WorkerView) -> Lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,14 +44,17 @@ class Redispatched:
 class Loss:
     """How a choice lost its worker."""
 
-    address: str
-    """The worker's."""
+    avoid: tuple[str, ...]
+    """Where it doesn't go next, the first that leaves workers for it: of a hand-off that failed
+    either end can be the cause."""
     weights: Weights
     """The worker's: a restarted one may have others."""
     error: ServingError
     """What the choice would have ended with."""
     count: int
     """Workers that it has lost so far, one after the other."""
+    handoffs: int
+    """Hand-offs of it that have failed."""
 
 
 class Queue(Protocol):
@@ -106,14 +110,9 @@ class Successor:
             request = _continued(request, tokens, resumed=len(tokens) if resumes else 0)
         asked = changed(
             turn.routed(turn.workers),
-            {
-                "token_ids": request.token_ids,
-                "weights": loss.weights,
-                "avoid": loss.address,
-                "resumes": resumes,
-            },
+            {"token_ids": request.token_ids, "weights": loss.weights, "resumes": resumes},
         )
-        found = plan(asked)
+        found = _planned(plan, asked, loss.avoid)
         Dispatch(request, found, turn.parts.ticket_key, self._seed).start(choice, turn.media)
         turn.workers = found.places
         reason = loss.error.reason
@@ -124,7 +123,7 @@ class Successor:
             request=request.request_id,
             choice=choice.index,
             tokens=len(tokens),
-            lost=loss.address,
+            lost=loss.avoid[0],
             reason=reason,
             way=self.way.value,
         )
@@ -203,6 +202,16 @@ class Successor:
                 "again"
             )
         )
+
+
+def _planned(
+    plan: Callable[[RoutingRequest], Plan], asked: RoutingRequest, avoid: Sequence[str]
+) -> Plan:
+    *first, last = avoid
+    for address in first:
+        with contextlib.suppress(ServingError):
+            return plan(changed(asked, {"avoid": address}))
+    return plan(changed(asked, {"avoid": last}))
 
 
 def _continued(
