@@ -13,13 +13,13 @@ from millstream_testing.waiting import until
 class Taker:
     """Takes bytes that are one frame each; stands for the socket, too."""
 
-    def __init__(self, share: WorkShare, *, last: bool, caller_key: str = "") -> None:
+    def __init__(self, share: WorkShare, *, last: bool) -> None:
         self.unread = b""
         self.taken = 0
         loop = asyncio.get_running_loop()
         work = Work(share, loop.time())
         self.intake = Intake(loop, work, self._handle, lambda: 0.0, lambda: last)
-        self.intake.open(self, caller_key)
+        self.intake.open(self, "a caller")
 
     def _handle(self, data: bytes) -> bool:
         self.unread += data
@@ -69,19 +69,6 @@ async def test_a_new_connection_has_a_slice_however_much_others_take() -> None:
         await asyncio.sleep(0)
     assert new.taken == len(b"preface")
     new.intake.stop()
-
-
-async def test_a_caller_with_many_connections_holds_up_its_own() -> None:
-    share = WorkShare()
-    many = [SlowFrames(share, last=True, caller_key="many") for _ in range(50)]
-    few = SlowFrames(share, last=True, caller_key="few")
-    share.used(2 * TURN_S)
-    for taker in (*many, few):
-        taker.intake.take(bytes(4))
-    await until(lambda: few.taken > 0)
-    assert sum(taker.taken > 0 for taker in many) < 25
-    for taker in (*many, few):
-        taker.intake.stop()
 
 
 class SlowFrames(Taker):

@@ -119,6 +119,19 @@ async def test_who_waits_goes_on_in_turns_and_those_that_go_last_are_not_forgott
     assert share.turn_s == TURN_S
 
 
+async def test_callers_go_on_in_turns() -> None:
+    share: Any = WorkShare()
+    ran = list[str]()
+    share.used(2 * TURN_S)
+    for name in ("a1", "a2", "a3", "b1", "b2"):
+        waiter = Waiter(name, share, ran, last=False)
+        waiter.caller_key, waiter.pieces = name[0], 1
+        share.wait(waiter)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert ran == ["a1", "b1", "a2", "b2", "a3"]
+
+
 def test_a_rate_allows_a_burst_and_then_its_rate() -> None:
     limit = RateLimit(3, 2.0, 0.0)
     assert [limit.take(0.0) for _ in range(4)] == [True, True, True, False]
