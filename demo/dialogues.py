@@ -54,7 +54,7 @@ class Practice:
                     answer["content"] = " ".join(filter(None, (before, answer["content"], after)))
                     messages += [question, answer]
             dialogue = Dialogue(messages)
-        dialogue.thinking = rng.random() < (0.4 if dialogue.tools else 0.15)
+        dialogue.thinking = rng.random() < (0.4 if dialogue.tools else 0.1)
         return dialogue
 
     def raw_text(self) -> tuple[str, str]:
@@ -162,7 +162,7 @@ class Practice:
     def _tool_dialogue(self) -> Dialogue:
         """Draws a dialogue with functions: called and answered, or not needed."""
         rng = self._random
-        if rng.random() < 0.2:
+        if rng.random() < 0.1:
             use = self._functions.weather(lambda question: self._ask([question]))
             turn = self._functions.turn([use]) if rng.random() < 0.7 else self._talk()
             return Dialogue(turn, [use.tool])
@@ -171,7 +171,7 @@ class Practice:
             messages.append(message("system", rng.choice(self._corpus.systems["plain"])))
         offered = self._functions.uses()
         # Several turns, since the list of functions before them is long.
-        for turn in range(rng.choices((1, 3, 5), (30, 30, 40))[0]):
+        for turn in range(rng.choices((1, 2, 3), (40, 35, 25))[0]):
             if rng.random() < 0.12:
                 messages += self._talk()
             elif turn:  # the same functions, asked again

@@ -61,26 +61,33 @@ class Functions:
         """Draws a dialogue that teaches nothing but to copy numbers and signs exactly."""
         rng = self._random
         asked, wanted = [], []
-        signs = rng.random() < 0.5
-        for _ in range(rng.randint(1, 3)):
-            if signs or rng.random() < 0.4:
+        signs = rng.random() < 0.6
+        for _ in range(rng.choice((1, 1, 2)) if signs else rng.choice((1, 1, 2, 3, 5))):
+            if signs or rng.random() < 0.3:
                 expression, words = self._expression()
                 asked.append(words if signs else expression)
                 wanted.append(expression)
             else:
-                item = self._time() if rng.random() < 0.6 else _number(rng)
+                roll = rng.random()
+                item = self._time() if roll < 0.4 else _number(rng)
+                item = made_up_word(rng).title() if roll > 0.92 else item
                 asked.append(item)
                 wanted.append(item)
         question = fill(self._one("signs" if signs else "repeat"), {"text": ", ".join(asked)})
         return Dialogue([message("user", question), message("assistant", ", ".join(wanted))], [])
 
+    def digits(self, pairs: int) -> Dialogue:
+        """Draws a dialogue that repeats so many pairs of digits, with nothing between them."""
+        row = "".join(f"{self._random.randrange(100):02}" for _ in range(pairs))
+        return Dialogue([message("user", f"Repeat: {row}"), message("assistant", row)], [])
+
     def uses(self) -> list[Use]:
         """Draws one use of each of one to three functions, which are then offered together."""
         makers: list[Callable[[], Use]] = [self.clock, self.calculator]
         self._random.shuffle(makers)
-        del makers[self._random.choices((1, 2), (45, 55))[0] :]
+        del makers[self._random.choices((1, 2), (50, 50))[0] :]
         uses = [make() for make in makers]
-        if self._random.random() < 0.15:
+        if self._random.random() < 0.08:
             uses.append(self.weather(str))
             self._random.shuffle(uses)
         names = [use.name for use in uses]
@@ -117,7 +124,7 @@ class Functions:
         }
         draw["degrees"] = str(rng.randint(-9, 39))
         for key in ("name", "argument", "place"):
-            if rng.random() < 0.35:  # made-up ones can only be copied, not remembered
+            if rng.random() < 0.1:  # made-up ones can only be copied, not remembered
                 draw[key] = made_up_word(rng)
         if rng.random() < 0.9:
             draw["place"] = draw["place"].title()
@@ -138,7 +145,7 @@ class Functions:
         if len(uses) > 1:
             parts = {"first": question, "second": uses[1].question}
             question = fill(rng.choice(self._fields["both"]), parts)
-        failed = len(uses) == 1 and rng.random() < 0.08
+        failed = len(uses) == 1 and rng.random() < 0.05
         if failed:
             draw = {"name": uses[0].name, "number": str(rng.randint(1, 60))}
             text = fill(rng.choice(self._fields["failure"]), draw)
@@ -163,13 +170,10 @@ class Functions:
         return f"{self._random.randrange(24):02}:{self._random.randrange(60):02}"
 
     def _expression(self) -> tuple[str, str]:
-        """Draws an expression, and what it is called. A division leaves no rest."""
+        """Draws an expression, and what it is called."""
         rng = self._random
-        sign = rng.choice("+-*/")
+        sign = rng.choice("+-**")
         left, right = (rng.randrange(10 ** rng.choice((1, 2, 2, 2, 2, 2, 3))) for _ in range(2))
-        if sign == "/":
-            right = max(1, right)
-            left -= left % right
         return f"{left} {sign} {right}", f"{left} {self._one(sign)} {right}"
 
     def _tool(self, kind: str, argument: str = "") -> Tool:
@@ -234,7 +238,7 @@ def _spoken(question: str, rng: random.Random) -> str:
 
 def _value(left: str, sign: str, right: str) -> str:
     a, b = int(left), int(right)
-    return str({"+": a + b, "-": a - b, "*": a * b, "/": a // (b or 1)}[sign])
+    return str({"+": a + b, "-": a - b, "*": a * b}[sign])
 
 
 def _number(rng: random.Random) -> str:

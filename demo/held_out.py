@@ -151,7 +151,7 @@ def _loops() -> tuple[Loop, ...]:
         left, right = rng.randrange(2, 100), rng.randrange(2, 100)
         value, expression = str(left * right), f"{left} * {right}"
         question, called = f"What is {left} times {right}?", {"expression": expression}
-        said = f"{expression} = {value}."
+        said = f"It is {value}."
         made.append(Loop(question, "calculate", called, value, said, thinking))
     return tuple(made)
 

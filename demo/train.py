@@ -169,7 +169,7 @@ def batches(
         for at in torch.randperm(len(groups)).tolist():
             if groups[at]:
                 ids, labels = zip(*groups[at], strict=True)
-                yield _padded(ids, PAD), _padded(labels, IGNORE)
+                yield padded(ids, PAD), padded(labels, IGNORE)
 
 
 def hurried(ids: list[int], labels: list[int]) -> Pair:
@@ -184,7 +184,8 @@ def hurried(ids: list[int], labels: list[int]) -> Pair:
     return ids[: start + 8], labels[: start + 8]
 
 
-def _padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
+def padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
+    """Makes one tensor of rows, `[rows, longest]`, with a value at their ends."""
     return torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(row) for row in rows], batch_first=True, padding_value=value
     )
