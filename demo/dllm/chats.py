@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from dialogues import Message, plain_form, read_corpus
+from dialogues import Message
+from reading import plain_form, read_corpus
 
 # A torchvision built for CUDA breaks transformers' import beside a CPU torch. Text needs none.
 sys.modules["torchvision"] = None  # type: ignore[assignment]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from dialogues import plain_form, read_corpus
 from held_out import FRESH, GUIDING
+from reading import plain_form, read_corpus
 
 HERE = Path(__file__).resolve().parent
 MISSPELT = 0.08

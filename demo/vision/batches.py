@@ -17,8 +17,9 @@ from tower import Cells, Grid, patches_of
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
-from dialogues import Dialogue, Practice, plain_form, read_corpus
+from dialogues import Dialogue, Practice
 from held_out import FRESH, GUIDING
+from reading import plain_form, read_corpus
 
 CELL = 28  # pixels
 CORPUS = Path(__file__).resolve().parent.parent / "corpus"
