@@ -50,15 +50,15 @@ def widened(folder: Path) -> PreTrainedTokenizerFast:
         shutil.copytree(folder, place, dirs_exist_ok=True)
         path = Path(place) / "tokenizer.json"
         held = json.loads(path.read_text(encoding="utf-8"))
-        first = len(held["model"]["vocab"]) + sum(
-            mark["content"] not in held["model"]["vocab"] for mark in held["added_tokens"]
-        )
-        for at, pair in enumerate(PAIRS):
-            held["model"]["vocab"][pair] = first + at
+        vocabulary, marks = held["model"]["vocab"], held["added_tokens"]
+        for pair in PAIRS:
+            vocabulary[pair] = len(vocabulary)
             held["model"]["merges"].append(list(pair))
-        for at, mark in enumerate(THOUGHTS):
-            added = held["added_tokens"][-1] | {"id": first + len(PAIRS) + at, "content": mark}
-            held["added_tokens"].append(added)
+        marks += [marks[-1] | {"content": mark} for mark in THOUGHTS]
+        # The library numbers the marks after the vocabulary, whatever stands in the file.
+        outside = [mark for mark in marks if mark["content"] not in vocabulary]
+        for at, mark in enumerate(outside):
+            mark["id"] = len(vocabulary) + at
         two = {"type": "Split", "pattern": {"Regex": r"\d{1,2}"}}
         two |= {"behavior": "Isolated", "invert": False}
         parts = [two, held["pre_tokenizer"]]
@@ -69,7 +69,7 @@ def widened(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def grown(folder: Path, vocabulary: int) -> LlamaForCausalLM:
+def grown(folder: Path, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Returns a folder's model with further layers, which change nothing yet and learn alone."""
     old = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     kept = old.config.num_hidden_layers
@@ -77,10 +77,12 @@ def grown(folder: Path, vocabulary: int) -> LlamaForCausalLM:
     model = LlamaForCausalLM(old.config)
     model.load_state_dict(old.state_dict(), strict=False)
     known = old.get_input_embeddings().weight.detach()
-    model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    names = AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(range(len(known)))
     with torch.no_grad():
-        fresh = model.get_input_embeddings().weight[len(known) :]
-        fresh.copy_(known.mean(0) + torch.randn(fresh.shape) * known.std(0))
+        rows = model.get_input_embeddings().weight
+        rows.copy_(known.mean(0) + torch.randn(rows.shape) * known.std(0))
+        rows[tokenizer.convert_tokens_to_ids(names)] = known
         for name, weight in model.model.layers[kept:].named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 weight.zero_()
@@ -296,7 +298,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     tokenizer = widened(options.old)
-    model = grown(options.old, len(tokenizer))
+    model = grown(options.old, tokenizer)
     learn(model, Lessons(tokenizer, options), options)
     model.set_attn_implementation("sdpa")
     save(model, tokenizer, options.model)
