@@ -82,6 +82,8 @@ class Answer:
     weight_version: str = ""
     """Version of the weights that made it; empty until complete, or if it isn't known."""
     complete: bool = False
+    resumed_after: list[int] = field(default_factory=list)
+    """Tokens that had come each time that the answer went on at another server (`Retry.go_on`)."""
     answer_type: Any = None
     """What `parsed` is; None: none was asked for."""
 
@@ -145,6 +147,9 @@ class Answer:
         self.prompt_logprobs.extend(message.prompt_logprobs)
         if message.HasField("finished"):
             self.usage.CopyFrom(message.finished.usage)
+            if self.resumed_after:  # what had come before was a part of the last prompt, or about
+                self.usage.completion_tokens += self.resumed_after[-1]
+                self.usage.prompt_tokens -= min(self.resumed_after[-1], self.usage.prompt_tokens)
             pacing = message.finished.longest_pacing_interval
             self.longest_pacing_interval_s = pacing.ToNanoseconds() / 1e9
             self.weight_version = message.finished.weight_version

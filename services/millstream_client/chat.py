@@ -8,6 +8,7 @@ from typing import Any
 from millstream.v1 import processor_pb2
 from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation
+from millstream_client.going_on import can_go_on, go_on
 from millstream_client.history import History, Turn
 from millstream_client.request import Request
 from millstream_client.service_config import SERVICE
@@ -25,12 +26,18 @@ def ask(
     answer_type: Any = None,
 ) -> AnswerStream:
     """Prepare a Chat of one turn."""
-    request = Request(connection, timeout_s, history.request_id)
+
+    def goes_on() -> bool:
+        return can_go_on(history.start(turn).start.options, request.answer)
+
+    request = Request(connection, timeout_s, history.request_id, goes_on=goes_on)
 
     async def attempt() -> AsyncGenerator[Any, None]:
         await history.read(turn)
         request.check_not_ended()
         message = history.start(turn)
+        if request.answer.begun:
+            go_on(message.start, request.answer)
         uploads = take_uploads(message)
         if uploads:
             call = connection.begin(request, connection.stub.Chat)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from millstream.v1 import embedding_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client.answers import ParsedAnswer
 from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.going_on import can_go_on_with, go_on_with
 from millstream_client.request import NO_RETRY, Request, Retry, client_closed
 from millstream_client.results import CollectedVectors, Embeddings, GeneratedMedia
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
@@ -88,9 +89,20 @@ class Connection:
     def complete(
         self, message: processor_pb2.CompleteRequest, timeout_s: float | None
     ) -> AnswerStream:
-        request = Request(self, timeout_s, message.request_id)
+        def goes_on() -> bool:
+            return can_go_on_with(message, request.answer)
+
+        def rest() -> processor_pb2.CompleteRequest:
+            sent = processor_pb2.CompleteRequest()
+            sent.CopyFrom(message)
+            if request.answer.begun:
+                go_on_with(sent, request.answer)
+            return sent
+
+        request = Request(self, timeout_s, message.request_id, goes_on=goes_on)
         rpc, response = f"/{SERVICE}/Complete", processor_pb2.CompleteResponse
-        return AnswerStream(request, self._stream(request, request.answer, rpc, response, message))
+        messages = self._stream(request, request.answer, rpc, response, message, rest=rest)
+        return AnswerStream(request, messages)
 
     async def parse(
         self, message: processor_pb2.ParseRequest, timeout_s: float | None
@@ -134,10 +146,11 @@ class Connection:
         message: Any,
         *,
         uploads: Sequence[Upload] = (),
+        rest: Callable[[], Any] | None = None,
     ) -> AsyncGenerator[Any, None]:
         """Yield the responses to a message, with retries, after ``collected`` has them.
 
-        ``uploads`` are sent before it.
+        ``uploads`` are sent before it. ``rest`` makes what is sent in its place.
         """
 
         async def attempt() -> AsyncGenerator[Any, None]:
@@ -145,7 +158,8 @@ class Connection:
                 method = self.channel.stream_stream(rpc, _serialize, response.FromString)
                 call = self.begin(request, method)
             else:
-                call = self.begin(request, self.with_one_message(rpc, response), message)
+                sent = message if rest is None else rest()
+                call = self.begin(request, self.with_one_message(rpc, response), sent)
             try:
                 # If the stream ends while they are sent, reading raises its error.
                 if uploads and await write_uploads(call, uploads, type(message)):

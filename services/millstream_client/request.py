@@ -15,6 +15,7 @@ import grpc
 from millstream_client.answers import Answer
 from millstream_client.errors import (
     IncompleteAnswerError,
+    InvalidRequestError,
     MillstreamError,
     RequestCancelledError,
     from_rpc_error,
@@ -25,16 +26,18 @@ if TYPE_CHECKING:
 
 Attempt = Callable[[], AsyncGenerator[Any, None]]
 """Sends the request once and yields the server's messages; closing the generator ends the call."""
+GoesOn = Callable[[], bool]
+"""Returns whether the part of the answer that has come can be continued."""
 Adapt = Callable[[MillstreamError], bool]
 """Called with a failure; may change the request; returns whether to send it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Sends a request again after a temporary failure, if no part of its answer has arrived.
+    """Sends a request again after a temporary failure.
 
-    That is safe: a request has no effect but its answer. Once a part of the answer has arrived, the
-    failure is raised.
+    That is safe: a request has no effect but its answer. Once a part of the answer has arrived, a
+    chat or a completion goes on behind it (``go_on``); what can't go on raises the failure.
     """
 
     attempts: int = 4
@@ -46,6 +49,9 @@ class Retry:
     """Longest pause; if the server requests a longer one, the failure is raised instead."""
     wait_s: float = 10.0
     """Longest wait for a connection before an attempt."""
+    go_on: bool = True
+    """Whether an answer whose server is lost goes on at another one, as far as that is right: text
+    and reasoning, without several choices, stops, logprobs, constraints and tool calls."""
 
 
 NO_RETRY = Retry(attempts=1)
@@ -123,10 +129,13 @@ class Request:
         *,
         collected: Collected | None = None,
         retry: Retry | None = None,
+        goes_on: GoesOn = lambda: False,
     ) -> None:
         """Prepare; the time-out starts now. ``collected``: a result that is no `Answer`."""
         self._connection = connection
-        self._attempts = Attempts(retry or connection.retry, timeout_s)
+        retry = retry or connection.retry
+        self._attempts = Attempts(retry, timeout_s)
+        self._goes_on: GoesOn = goes_on if retry.go_on else lambda: False
         self._request_id = request_id
         self._adapt = adapt
         self.answer = Answer()
@@ -153,6 +162,7 @@ class Request:
         Raises:
             MillstreamError: the request failed or was ended.
         """
+        lost: MillstreamError | None = None
         with exclusive or contextlib.nullcontext(), self._connection.holding(self):
             while True:
                 try:
@@ -168,6 +178,9 @@ class Request:
                     if self._collected.complete:
                         return  # the answer is complete, only the stream's end failed
                     failed = self._failure(error)
+                    if lost is not None and isinstance(failed, InvalidRequestError):
+                        raise lost from failed  # it was right: only going on isn't
+                    lost = failed if self._collected.begun else None
                     pause_s = self._pause_s(failed)
                     if pause_s is None:
                         raise failed from failed.__cause__
@@ -214,7 +227,9 @@ class Request:
 
     def _pause_s(self, failed: MillstreamError) -> float | None:
         """Return the pause before the next attempt in seconds; None if this failure is final."""
-        if self._ended is not None or self._collected.begun:
+        if self._ended is not None:
+            return None
+        if self._collected.begun and not (failed.retryable and self._goes_on()):
             return None
         return 0.0 if self._adapt(failed) else self._attempts.pause_s(failed)
 

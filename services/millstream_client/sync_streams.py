@@ -78,7 +78,8 @@ class SyncAnswerStream(_SyncStream[processor_pb2.ChoiceDelta]):
     """
 
     def __init__(self, background: Background, stream: AnswerStream) -> None:
-        self.result = Answer(answer_type=stream.result.answer_type)
+        there = stream.result
+        self.result = Answer(answer_type=there.answer_type, resumed_after=there.resumed_after)
         """The answer so far, without messages that were read ahead."""
         super().__init__(background, stream, _pieces(background, stream, self.result))
         self._begin_run = stream.run_tools

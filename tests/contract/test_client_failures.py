@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -35,6 +36,9 @@ from millstream_server.runtime.errors import (
     OverloadedError as Overloaded,
 )
 from millstream_server.runtime.errors import (
+    UnsupportedFeatureError as UnsupportedFeature,
+)
+from millstream_server.runtime.errors import (
     WorkerLostError as WorkerLost,
 )
 from millstream_testing.fake_processor import FakeProcessor
@@ -45,6 +49,7 @@ from tests.support.vendor import trap
 
 both = pytest.mark.parametrize("kind", KINDS)
 QUICK = Retry(attempts=3, first_pause_s=0.01, wait_s=5.0)
+STAYS = replace(QUICK, go_on=False)
 
 
 # ---- sent again
@@ -194,11 +199,11 @@ async def test_a_server_that_never_comes_ends_the_wait(kind: Kind) -> None:
     ],
     ids=["unavailable", "a worker lost", "end"],
 )
-async def test_a_begun_answer_is_not_sent_again_but_handed_over(
+async def test_a_begun_answer_that_may_not_go_on_is_handed_over(
     kind: Kind, part: Part, kind_of_error: type[MillstreamError], reason: str
 ) -> None:
     script = Scripted([text("A"), text("B"), part], [text("A")])
-    async with serving(script) as address, kind.connect(address, retry=QUICK) as client:
+    async with serving(script) as address, kind.connect(address, retry=STAYS) as client:
         failed = await kind.failure(client.chat("hi").answer)
         assert type(failed) is kind_of_error
         assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, reason)
@@ -207,6 +212,35 @@ async def test_a_begun_answer_is_not_sent_again_but_handed_over(
         assert failed.retryable
         assert script.streams == 1
         await until(lambda: script.open == 0)
+
+
+@both
+@pytest.mark.parametrize("part", [broken(), end], ids=["broken", "end"])
+async def test_a_begun_answer_goes_on_in_its_message(kind: Kind, part: Part) -> None:
+    script = Scripted([text("A"), part], [text("B"), text("C"), part], [text("D")])
+    async with serving(script) as address, kind.connect(address, retry=QUICK) as client:
+        asking = client.chat("hi", max_new_tokens=9, min_new_tokens=2)
+        answer = await kind.run(asking.answer)
+    assert (answer.text, answer.complete, answer.resumed_after) == ("ABCD", True, [1, 3])
+    first, second, third = [asked.start for asked in script.asked]
+    assert not first.continue_final_message
+    for start, said, most, least in ((second, "A", 8, 1), (third, "ABC", 6, 0)):
+        assert start.continue_final_message
+        assert start.messages[:-1] == first.messages
+        assert start.messages[-1].content[0].text == said
+        sampling = start.options.sampling
+        assert (sampling.max_new_tokens, sampling.min_new_tokens) == (most, least)
+
+
+@both
+async def test_the_loss_is_told_where_the_other_server_can_not_continue(kind: Kind) -> None:
+    refusal = fail(UnsupportedFeature.of("start.continue_final_message", "not with this template"))
+    script = Scripted([text("A"), broken()], [refusal])
+    async with serving(script) as address, kind.connect(address, retry=QUICK) as client:
+        failed = await kind.failure(client.chat("hi").answer)
+    assert failed.reason == "CONNECTION_LOST"
+    assert failed.partial is not None
+    assert failed.partial.text == "A"
 
 
 # ---- time

@@ -1,0 +1,85 @@
+"""A Processor is lost in the middle of an answer: the client goes on at another one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from millstream_client import Client, Retry, UnavailableError
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
+
+SLOW = replace(ALPHABET, step_s=0.02)
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@contextlib.asynccontextmanager
+async def two(
+    text_model: TextModel, **given: Any
+) -> AsyncIterator[tuple[Client, list[InProcessProcessor]]]:
+    models = {MODEL: text_model}
+    async with (
+        worker(SLOW) as one,
+        processor(models, [one.address]) as first,
+        processor(models, [one.address]) as second,
+        Client(f"{first.address},{second.address}", **given) as client,
+    ):
+        yield client, [first, second]
+
+
+async def lose_after(stream: Any, letters: int, fronts: list[InProcessProcessor]) -> str:
+    """Read so many letters, end the Processor that made them, read on; return the whole text."""
+    text = ""
+    async for delta in stream:
+        text += delta.text
+        if len(text) >= letters and len(fronts) == 2:
+            (busy,) = [front for front in fronts if front.core.work.count]
+            fronts.remove(busy)
+            await busy.server.stop(0)
+    return text
+
+
+async def test_a_chat_goes_on_without_a_gap_or_a_repeat(text_model: TextModel) -> None:
+    async with two(text_model) as (client, fronts):
+        stream = client.chat("hi", max_new_tokens=20, temperature=0)
+        assert await lose_after(stream, 5, fronts) == LETTERS[:20]
+        answer = stream.result
+        assert answer.text == LETTERS[:20]
+        assert answer.complete
+        (after,) = answer.resumed_after
+        assert 5 <= after < 20
+        assert answer.usage.completion_tokens == 20
+
+
+async def test_a_completion_of_token_ids_goes_on_exactly(text_model: TextModel) -> None:
+    async with two(text_model) as (client, fronts):
+        stream = client.complete([34], max_new_tokens=20, temperature=0, return_token_ids=True)
+        assert await lose_after(stream, 5, fronts) == LETTERS[:20]
+        assert stream.result.choices[0].token_ids == list(range(35, 55))
+        assert stream.result.usage.completion_tokens == 20
+        assert stream.result.usage.prompt_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("knobs", "given"),
+    [
+        ({"n": 2}, {}),
+        ({"stop": ["Z"]}, {}),
+        ({"logprobs": {"top": 1}}, {}),
+        ({}, {"retry": Retry(go_on=False)}),
+        ({}, {"retry": Retry(attempts=1)}),
+    ],
+)
+async def test_what_would_not_be_right_is_told(
+    text_model: TextModel, knobs: dict[str, Any], given: dict[str, Any]
+) -> None:
+    async with two(text_model, **given) as (client, fronts):
+        stream = client.chat("hi", max_new_tokens=20, temperature=0, **knobs)
+        with pytest.raises(UnavailableError) as caught:
+            await lose_after(stream, 5, fronts)
+        assert caught.value.partial is not None
+        assert caught.value.partial.text == LETTERS[: len(caught.value.partial.text)]
