@@ -9,7 +9,7 @@ VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 VLLM_TESTS := tests/contract/test_engine_conformance.py tests/contract/vectors/test_embedder_conformance.py \
   tests/unit/processor_text/test_mistral_vocabularies.py \
-  tests/integration/vllm_engine
+  tests/integration/vllm_engine --ignore=tests/integration/vllm_engine/test_processes.py
 # Tools for the tests of the Helm chart
 DEPLOY := .venv-deploy
 DEPLOY_READY := $(DEPLOY)/.ready
@@ -27,7 +27,7 @@ JOBS ?= auto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help chart images images-check setup setup-vllm setup-deploy setup-clients up test test-vllm test-vendor check gen gen-check gen-clients gen-clients-check \
+.PHONY: help chart images images-check setup setup-vllm setup-deploy setup-clients up test test-vllm test-vllm-fleet test-vendor check gen gen-check gen-clients gen-clients-check \
   release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
@@ -66,6 +66,9 @@ test: setup setup-deploy ## all tests, real SGLang among them (some 15 minutes o
 # vLLM leaves a ZeroMQ context open when its start fails.
 test-vllm: setup-vllm ## tests of vLLM, on real engines, in an environment of their own (some 3 minutes)
 	@OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm -W "ignore:Unclosed context:ResourceWarning" $(or $(TESTS),$(VLLM_TESTS))
+
+test-vllm-fleet: setup-vllm ## cancels and kills in a fleet of both engines: six engines, so on a quiet machine (3 minutes)
+	@$(MAKE) --no-print-directory test-vllm TESTS=tests/integration/vllm_engine/test_processes.py
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)

@@ -85,7 +85,7 @@ async def test_info(plain: Started) -> None:
     assert (info.vocab_size, info.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
     assert (info.block_size, info.total_blocks) == (BLOCK, 8192 // BLOCK)
     assert info.max_running_requests == 4
-    assert info.abilities == frozenset(Ability)
+    assert info.abilities == frozenset(Ability) - {Ability.RESUMED_OUTPUT}
     assert info.kv_transfer is None
     assert info.tells_kv
 

@@ -54,6 +54,8 @@ _SLOW = [[(5 * i + n) % 900 + 50 for i in range(1900)] for n in range(2)]
 """Their prefill takes two seconds: 16 tokens a step."""
 _FEW = options(8, temperature=0, ignore_eos=True, return_token_ids=True)
 _MANY = options(1800, temperature=0, ignore_eos=True, return_token_ids=True)
+_REASONS = {"WORKER_LOST", "ENGINE_FAILED", "KV_TRANSFER_FAILED", "NO_WORKER"}
+"""Of requests that need a worker that is killed; the last one: those that come just behind it."""
 _IDLE_S = 2.0
 _STARTS_S = 120.0
 
@@ -302,19 +304,14 @@ async def test_a_kill(fleet: Fleet, role: str, process: str) -> None:
     worker = fleet.workers[f"vllm {role}"]
     async with fleet.loads() as loads, fleet.front("vllm") as stub:
         before = await _answer(stub, _PROMPTS[0])
-        decoding, answer = stub.Complete(completion(_PROMPTS[1], _MANY)), Answer()
-        while not answer.choices:
-            answer.add(await decoding.read())
-        *_, prefilling = [stub.Complete(completion(ids, _FEW)) for ids in _SLOW]
-        await loads[0].busy(within_s=5)
+        decoding, prefilling, answer = await _all_phases(stub, loads)
         everything = psutil.Process(worker.pid).children(recursive=True)
         os.kill(worker.pid if process == "main" else _core(worker), signal.SIGKILL)
         _check(await asyncio.wait_for(refusal(prefilling), 5))
         if role == "decode":
             _check(await asyncio.wait_for(refusal(decoding), 5))
         else:  # its cache has come
-            while answer.finished is None:
-                answer.add(await decoding.read())
+            await _rest(decoding, answer)
             assert answer.usage.completion_tokens == 1800
         survivor = loads[1] if role == "prefill" else loads[0]
         await survivor.idle(_IDLE_S + WRITE_S)
@@ -324,11 +321,35 @@ async def test_a_kill(fleet: Fleet, role: str, process: str) -> None:
         assert await _answer(stub, _PROMPTS[0]) == before
 
 
+async def _all_phases(stub: Any, loads: tuple[LoadWatch, LoadWatch]) -> tuple[Any, Any, Answer]:
+    """Return a call that decodes and one that prefills, and what has come of the first."""
+    prefill, decode = loads
+    for _ in range(9):
+        await asyncio.sleep(0.3)  # until a report counts what has just ended
+        assert decode.last is not None
+        ended = decode.last.completion_tokens_total
+        decoding, answer = stub.Complete(completion(_PROMPTS[1], _MANY)), Answer()
+        while not answer.choices:
+            answer.add(await decoding.read())
+        calls = [stub.Complete(completion(ids, _FEW)) for ids in _SLOW]
+        await prefill.busy(within_s=5)
+        if decode.last.completion_tokens_total == ended:
+            return decoding, calls[-1], answer
+        await _rest(decoding, answer)  # it may have ended: again
+        await asyncio.gather(*map(gather, calls))
+    raise AssertionError("no request decodes any more when others prefill")
+
+
+async def _rest(call: Any, answer: Answer) -> None:
+    while answer.finished is None:
+        answer.add(await call.read())
+
+
 async def test_what_a_killed_decode_worker_ran_goes_on_at_a_whole_one(fleet: Fleet) -> None:
     fields: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
     asked = [
-        completion(_PROMPTS[0], options(600, **fields)),
-        completion(_PROMPTS[1], options(600, presence_penalty=0.5, **fields)),
+        completion(_PROMPTS[0], options(1200, **fields)),
+        completion(_PROMPTS[1], options(1200, presence_penalty=0.5, **fields)),
     ]
     async with fleet.front("all of vllm") as stub:
         before = [await gather(stub.Complete(one)) for one in asked]
@@ -337,8 +358,7 @@ async def test_what_a_killed_decode_worker_ran_goes_on_at_a_whole_one(fleet: Fle
             answer.add(await call.read())
         os.kill(fleet.workers["vllm decode"].pid, signal.SIGKILL)
         for call, answer in zip(calls, answers, strict=True):
-            while answer.finished is None:
-                answer.add(await call.read())
+            await _rest(call, answer)
         await fleet.restart("vllm decode")
     ways = [processor_pb2.REDISPATCH_WAY_CONTINUE, processor_pb2.REDISPATCH_WAY_REPLAY]
     for answer, undisturbed, way in zip(answers, before, ways, strict=True):
@@ -349,5 +369,5 @@ async def test_what_a_killed_decode_worker_ran_goes_on_at_a_whole_one(fleet: Fle
 
 def _check(lost: Failure) -> None:
     assert lost.code is grpc.StatusCode.UNAVAILABLE, lost
-    assert lost.reason in {"WORKER_LOST", "ENGINE_FAILED", "KV_TRANSFER_FAILED"}, lost
+    assert lost.reason in _REASONS, lost
     assert lost.retryable

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,7 @@ async def browsing(folder: Path) -> AsyncIterator[Page]:
         f"--user-data-dir={folder}",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         async with (
@@ -169,7 +172,7 @@ async def browsing(folder: Path) -> AsyncIterator[Page]:
             finally:
                 await page.close()
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)  # its pages' processes outlive it otherwise
         await process.wait()
 
 
