@@ -28,7 +28,7 @@ def ask(
     """Prepare a Chat of one turn."""
 
     def goes_on() -> bool:
-        return can_go_on(history.start(turn).start.options, request.answer)
+        return can_go_on(history.start(turn).start, request.answer)
 
     request = Request(connection, timeout_s, history.request_id, goes_on=goes_on)
 

@@ -9,12 +9,41 @@ from typing import Any
 
 import pytest
 
+from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 from millstream_client import Client, Retry, UnavailableError
+from millstream_client.answers import Answer
+from millstream_client.going_on import can_go_on
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
 
 SLOW = replace(ALPHABET, step_s=0.02)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+CALLED = [chat_pb2.ChatTool(name="f", strict=True)]
+USED_UP = processor_pb2.GenerationOptions(sampling=sampling_pb2.SamplingParams(max_new_tokens=2))
+REQUIRED = processor_pb2.ToolChoice(mode=processor_pb2.TOOL_CHOICE_MODE_REQUIRED)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": CALLED},
+        {"tool_choice": REQUIRED},
+        {"tool_choice": processor_pb2.ToolChoice(name="f")},
+        {"reasoning": processor_pb2.ReasoningOptions(max_tokens=9)},
+        {"options": USED_UP},
+    ],
+)
+def test_a_grammar_of_the_servers_or_a_used_budget_keeps_it_from_going_on(
+    fields: dict[str, Any],
+) -> None:
+    answer = Answer()
+    answer.add(
+        processor_pb2.ChatResponse(choices=[processor_pb2.ChoiceDelta(text="so", token_count=2)])
+    )
+    assert can_go_on(processor_pb2.ChatStart(), answer)
+    assert not can_go_on(processor_pb2.ChatStart(**fields), answer)
 
 
 @contextlib.asynccontextmanager
