@@ -68,8 +68,9 @@ class Redispatcher:
             return True
         losses, handoffs = _losses(before, error)
         if max(losses, handoffs) >= MOST_LOSSES:
-            self._count(turn, "repeated_loss")
-            turn.fail(repeated_loss(losses) if losses >= MOST_LOSSES else error)
+            poisonous = losses >= MOST_LOSSES
+            self._count(turn, "repeated_loss" if poisonous else "refused")
+            turn.fail(repeated_loss(losses) if poisonous else error)
             return True
         way = way_of(_lost(turn, choice, leg.place.worker))
         if way is None:
