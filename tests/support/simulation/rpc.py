@@ -100,6 +100,7 @@ class SimulatedCall(ServedCall):
             self._wanted.clear()
             message = source.next()
             if message is not None:
+                source.gathers = True  # what comes while this one can't be written counts
                 await self._write(message)
 
     def complete(self) -> None:
