@@ -14,6 +14,7 @@ from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_testing.in_process import ALPHABET, MODEL, processor, suite, worker
 from tests.support.clients.browser import CHROMIUM, Page, browsing
+from tests.support.clients.client_builds import need
 from tests.support.media import media_files
 from tests.support.media.media_suite import media_suite
 from tests.support.models.vision_models import make_vision_model
@@ -23,16 +24,16 @@ from tests.support.processor.reading import SPOKEN, reading_model
 from tests.support.processor.saying import saying
 from tests.support.worker.diffusion_worker import Worker, diffusion_worker
 
-pytestmark = [
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="chromium-headless-shell isn't here; make setup-clients"
-    ),
-    pytest.mark.parametrize("width", [360, 1440]),
-]
+pytestmark = pytest.mark.parametrize("width", [360, 1440])
 TOOLS = [{"type": "function", "function": {"name": name}} for name in "fg"]
 LAST = "[...document.querySelectorAll('article')].at(-1)"
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 ANSWERED = "$('chat-status').textContent.includes('written')"
+
+
+@pytest.fixture(autouse=True)
+def browser() -> None:
+    need(CHROMIUM)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,8 +16,8 @@ import aiohttp
 
 from millstream_testing.waiting import until
 
-CHROMIUM = shutil.which("chromium-headless-shell")
-"""Debian's, which `make setup-clients` installs; None: it isn't there."""
+CHROMIUM = "chromium-headless-shell"
+"""Debian's, which `make setup-clients` installs."""
 _KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "ArrowRight": (39, "")}
 _LATE_S = 20.0
 _CLOSES = aiohttp.ClientWSTimeout(ws_close=1.0)
@@ -149,7 +148,6 @@ class Page:
 @contextlib.asynccontextmanager
 async def browsing(folder: Path) -> AsyncIterator[Page]:
     """Run a browser; ``folder`` gets its profile."""
-    assert CHROMIUM is not None
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         "--no-sandbox",  # containers' root has none
