@@ -171,8 +171,8 @@ HISTORY: Any = [
     {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Now."}]},
     {
         "type": "agent_message",
-        "author": "/root/a",
-        "recipient": "/root",
+        "author": "/lead/a",
+        "recipient": "/lead",
         "content": [{"type": "input_text", "text": "ready"}],
     },
     {"role": "user", "content": "and?"},
@@ -193,7 +193,7 @@ async def test_all_items_reach_the_template(front: InProcessProcessor, model: Te
         'assistant:(hm)So.[c1 f {"s": "Oslo"}][c2 mcp__files__read {"input": "{\\"cut"}]'
         '[c3 patch {"input": "a\\nb"}]|'
         "tool:-3|tool:none|tool:done|"
-        "system:Now.|user:From /root/a to /root:\nready|user:and?|<think>"
+        "system:Now.|user:From /lead/a to /lead:\nready|user:and?|<think>"
     )
 
 
