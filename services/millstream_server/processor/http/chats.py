@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millstream_server.generation.sampling import Ability
@@ -64,14 +64,10 @@ async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: Htt
     Raises:
         ServingError: it was refused, or has failed.
     """
-    conversation = Conversation(core.media.uploads, core.work)
-    try:
-        with core.front.call():
-            said = await _begin(conversation, asked, call)
-            turn = await core.answer(conversation, said, Caller.of(call), call, output)
-            await send(core, turn, output, call)
-    finally:
-        conversation.close()
+    with _opened(core) as conversation:
+        said = await _begin(conversation, asked, call)
+        turn = await core.answer(conversation, said, Caller.of(call), call, output)
+        await send(core, turn, output, call)
 
 
 async def prepare(core: ProcessorCore, asked: Asked, call: HttpCall) -> PreparedTurn:
@@ -80,11 +76,18 @@ async def prepare(core: ProcessorCore, asked: Asked, call: HttpCall) -> Prepared
     Raises:
         ServingError: it would be refused.
     """
+    with _opened(core) as conversation:
+        said = await _begin(conversation, asked, call)
+        return await core.render(conversation, said, Caller.of(call))
+
+
+@contextlib.contextmanager
+def _opened(core: ProcessorCore) -> Iterator[Conversation]:
+    """Count a call, and close its conversation at the end."""
     conversation = Conversation(core.media.uploads, core.work)
     try:
         with core.front.call():
-            said = await _begin(conversation, asked, call)
-            return await core.render(conversation, said, Caller.of(call))
+            yield conversation
     finally:
         conversation.close()
 

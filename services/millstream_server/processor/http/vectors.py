@@ -157,13 +157,13 @@ class VectorEndpoints:
                 except InvalidRequestError as error:
                     raise _at(error, places) from error
 
+        asked_of = _by_query(queries)
         with self._front.call():
-            rankings = await _all(rank(*one) for one in _by_query(queries).items())
-        places = _by_query(queries).values()
+            rankings = await _all(rank(*one) for one in asked_of.items())
         data = sorted(
             (
                 schema.Scored(at[one.index], one.score)
-                for at, ranking in zip(places, rankings, strict=True)
+                for at, ranking in zip(asked_of.values(), rankings, strict=True)
                 for one in ranking.results
             ),
             key=lambda scored: scored.index,
