@@ -259,14 +259,14 @@ async def test_starts_that_fail(
     folder = shutil.copytree(tiny_pipelines.image, tmp_path / "model")
     spoil(folder)
     engine = SglangDiffuser(SglangDiffuserConfig(model_path=folder, device="cpu"))
-    before = psutil.Process().children(recursive=True)
+    before = set(psutil.Process().children(recursive=True))  # some may be about to end
     with pytest.raises(EngineFailedError, match=sentence):
         await engine.start(lambda _: None)
     with pytest.raises(EngineFailedError):
         await engine.probe(0)
     await engine.close()
     await engine.close()
-    assert psutil.Process().children(recursive=True) == before
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def _rename_class(folder: Path, name: str) -> None:
