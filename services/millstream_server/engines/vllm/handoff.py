@@ -17,13 +17,13 @@ import hashlib
 import json
 import math
 import secrets
-import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.config import free_port
 from millstream_server.engines.vllm.config import Connector, VllmEngineConfig
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.ticket import (
@@ -154,7 +154,7 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
         port = config.bootstrap_port
     else:
         # Told to prefill with each registration. Ranks take the ports that follow.
-        port = _free_port(config.bootstrap_host)
+        port = free_port(config.bootstrap_host)
     return SideChannel(
         role=config.role,
         connector=config.connector,
@@ -162,13 +162,6 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
         host=config.bootstrap_host,
         port=port,
     )
-
-
-def _free_port(host: str) -> int:
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def _digest(token_ids: Sequence[int]) -> str:
