@@ -61,7 +61,8 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     f"{_NIXL}.connector.NixlPushConnector": ("connector_worker",),
     f"{_NIXL}.push_worker.NixlPushConnectorWorker": (
         *("_recving_metadata", "_recving_transfers", "_reg_send_inbox", "_push_writer_wake"),
-        *("_sending_transfers", "_sending_transfers_lock", "vllm_config", "engine_id"),
+        *("_sending_transfers", "_sending_transfers_lock", "_pending_d_registrations"),
+        *("vllm_config", "engine_id"),
     ),
 }
 """Set in the source of the class or of one that it extends."""
