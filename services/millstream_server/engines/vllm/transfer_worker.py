@@ -1,16 +1,31 @@
-"""What vLLM's worker processes run of ours, in engines that hand off.
+"""What vLLM's worker processes run of ours, in engines that hand off: NIXL with locks, withdrawals.
 
-vLLM imports this module in its workers, as their extension.
+vLLM imports this module in its workers, as their extension, before they make their NIXL agent.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_AGENTS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
 _MOST_EARLY = 10_000
 """Most registrations, of some 1 KB, that a prefill engine keeps for prompts it hasn't computed."""
+
+
+def lock_nixl() -> None:
+    """Let NIXL's agents of this process take calls from several threads.
+
+    vLLM 0.32 makes them without locks, and calls them from three: it adds an engine that it meets
+    in one, while another sends and receives notifications, and a third looks after transfers.
+    """
+    module: Any = importlib.import_module(_AGENTS)
+    made: Any = module.nixl_agent_config
+    modes: Any = importlib.import_module(made.__module__).nixl_thread_sync_t
+    module.nixl_agent_config = functools.partial(made, sync_mode=modes.NIXL_THREAD_SYNC_STRICT)
 
 
 class TransferWorker:
@@ -82,3 +97,7 @@ def _empty_registration(connector: Any, core_id: str, peer: Mapping[str, Any]) -
         "remote_tp_size": peer["tp_size"],
         "remote_pp_size": peer["pp_size"],
     }
+
+
+if "vllm" in sys.modules:  # a worker of vLLM's imports this, not a test without vLLM
+    lock_nixl()
