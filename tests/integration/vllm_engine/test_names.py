@@ -64,7 +64,7 @@ _SOURCES = {
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler."
     "NixlPushConnectorScheduler.update_state_after_alloc": (
         "f74b4180a21345579826f444fa07b9e51c1b90242a527272d068e94fbef66fb7",
-        "engines/vllm/withdrawal.py makes the same registration, without blocks",
+        "engines/vllm/transfer_worker.py makes the same registration, without blocks",
     ),
 }
 """SHA-256 of the source that ours was written against, and what ours does."""
