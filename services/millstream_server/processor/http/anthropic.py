@@ -6,6 +6,7 @@ import contextlib
 import re
 from typing import Any
 
+from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import anthropic_requests as requests
 from millstream_server.processor.http import anthropic_schema as schema
@@ -43,9 +44,9 @@ _RENAMED = (
     ("].function.parameters", "].input_schema"),
     ("].function.strict", "].strict"),
     ("response_format", "output_config.format"),
+    ("continue_final_message", "messages"),
 )
 """Names of OpenAI's API as names of this one."""
-_PATHS = ConversationPaths("messages", "tools")
 
 
 class Anthropic:
@@ -84,7 +85,7 @@ class Anthropic:
             text,
             requests.messages_of(asked, None),
             tools,
-            _PATHS,
+            ConversationPaths(continues=CONTINUE if answers.continues else ""),
             answers.variables_for(text.chat_template),
         )
         await call.write(encode({"input_tokens": len(ids)}))

@@ -150,8 +150,13 @@ class BodySender(Sender):
         """For all responses, if a browser asks for another site."""
 
     def send_whole(self, data: bytes) -> bool:
-        """Return False: each piece waits, and `send_part` divides it."""
-        return False
+        """Send a piece as one frame; return False if the windows or the socket lack room."""
+        if self._connection.out.blocked or len(data) > self._room:
+            return False
+        if not self._begun:
+            self._send_headers()
+        self._send_frame(data)
+        return True
 
     def _framed(self, data: bytes) -> bytes:
         return data
@@ -209,8 +214,7 @@ class BodySender(Sender):
             self._end_stream(event)
 
     def _fits(self, data: bytes) -> bool:
-        h2 = self._connection.h2
-        return len(data) <= min(h2.local_flow_control_window(self._id), h2.max_outbound_frame_size)
+        return len(data) <= self._room
 
     def _end_stream(self, data: bytes = b"") -> None:
         h2 = self._connection.h2

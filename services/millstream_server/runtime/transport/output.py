@@ -249,22 +249,11 @@ class Sender:
         """
         if not self.unsent:
             self.pull()
-        rest = self.unsent
-        window, h2 = self._window, self._connection.h2
-        nbytes = min(
-            len(rest),
-            window.outbound_flow_control_window,
-            h2.outbound_flow_control_window,
-            h2.max_outbound_frame_size,
-            _MOST_FRAME_BYTES,
-        )
+        rest, window = self.unsent, self._window
+        nbytes = min(len(rest), self._room)
         if nbytes <= 0:
             return False
-        window.outbound_flow_control_window -= nbytes
-        h2.outbound_flow_control_window -= nbytes
-        self._connection.strikes = 0
-        head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
-        self._connection.out.send(head + rest[:nbytes])
+        self._send_frame(rest[:nbytes])
         self.unsent = rest[nbytes:]
         if self.unsent:
             return bool(window.outbound_flow_control_window > 0)
@@ -273,6 +262,26 @@ class Sender:
             self._end(None)
             return False
         return bool(self.asked and window.outbound_flow_control_window > 0)
+
+    @property
+    def _room(self) -> int:
+        """Bytes that a frame may have now, by the windows."""
+        h2 = self._connection.h2
+        return min(
+            self._window.outbound_flow_control_window,
+            h2.outbound_flow_control_window,
+            h2.max_outbound_frame_size,
+            _MOST_FRAME_BYTES,
+        )
+
+    def _send_frame(self, data: bytes | memoryview) -> None:
+        """Send a DATA frame for which there is room."""
+        nbytes, connection = len(data), self._connection
+        self._window.outbound_flow_control_window -= nbytes
+        connection.h2.outbound_flow_control_window -= nbytes
+        connection.strikes = 0
+        head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
+        connection.out.send(head + data)
 
     def ready(self) -> None:
         if not self.asked:
