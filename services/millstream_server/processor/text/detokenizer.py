@@ -32,6 +32,7 @@ Reader = Callable[[str], bytes]
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_UNDECIDED_TOKENS = 32
 """Most tokens for which the library may hold text back; a character has up to four bytes."""
+_MAX_CHARACTER_TOKENS = 4
 
 
 class Decodable(Protocol):
@@ -68,19 +69,28 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(
-    model: Decodable, *, skip_special_tokens: bool = True, continuation: bool = False
+    model: Decodable,
+    *,
+    skip_special_tokens: bool = True,
+    continuation: bool = False,
+    behind: Sequence[int] = (),
 ) -> Detokenizer:
     """Start before the first token.
 
     ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
-    space is kept; otherwise it is dropped.
+    space is kept; otherwise it is dropped. ``behind``: the prompt's ids. If they end inside of a
+    character, the text begins with that character: a client that goes on with an answer's tokens
+    has nothing of it.
     """
     table = model.pieces
     if table is None:
         return _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
     pieces = table.visible if skip_special_tokens else table.every
     texts = table.visible_texts if skip_special_tokens else table.every_texts
-    return _PieceText(pieces, pieces if continuation else table.opening, texts)
+    made = _PieceText(pieces, pieces if continuation else table.opening, texts)
+    if behind:
+        made.push(behind[-_MAX_CHARACTER_TOKENS:])  # its text is the prompt's
+    return made
 
 
 class _PieceText:
