@@ -148,6 +148,8 @@ class Rolling:
     verdict: Verdict = field(default_factory=Verdict)
     tally: Tally = field(default_factory=Tally)
     long_streams: int = 0
+    handed_over: Counter[str] = field(default_factory=Counter)
+    """Workers that had to hand requests over at the limits of their drains, and how often."""
     failed: list[str] = field(default_factory=list)
     during: Counter[str] = field(default_factory=Counter)
     """Requests that ended while this process was being restarted."""
@@ -188,6 +190,7 @@ class Rolling:
         hands_over = self.arguments.long and not name.startswith("processor")
         expected = (0, _CUT) if hands_over else (0,)
         self.verdict.expect(code in expected, f"{name} ended with exit code {code} on SIGTERM")
+        self.handed_over[name] += code == _CUT
         service.start()
         await service.until_serving()
         await self.suite.until_connected()
@@ -243,6 +246,7 @@ class Rolling:
             "chats_at_once": self.arguments.chats,
             "requests": tally.total,
             "long_streams": self.long_streams,
+            "handed_over": dict(self.handed_over),
             "statuses": dict(tally.labels.most_common()),
             "restarts": len(restarts),
             "restart_s": restarts,
