@@ -267,12 +267,13 @@ class Sender:
     def _room(self) -> int:
         """Bytes that a frame may have now, by the windows."""
         h2 = self._connection.h2
-        return min(
+        most: int = min(
             self._window.outbound_flow_control_window,
             h2.outbound_flow_control_window,
             h2.max_outbound_frame_size,
             _MOST_FRAME_BYTES,
         )
+        return most
 
     def _send_frame(self, data: bytes | memoryview) -> None:
         """Send a DATA frame for which there is room."""
