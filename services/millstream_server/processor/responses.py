@@ -84,7 +84,7 @@ def _groups(entries: list[M]) -> list[list[M]]:
     return groups
 
 
-class Messages(PulledOutput):
+class Messages(PulledOutput["Turn"]):
     """A turn's output as messages of Chat or Complete; a `runtime.rpc.call.Source`."""
 
     __slots__ = ("_choice", "_filled", "_kind", "_notice", "_number", "_started", "_uses_left")

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from millstream_server.control.engine import Task
 from millstream_server.diffusion.checks import outputs_of, resolve
 from millstream_server.diffusion.diffuser import TASK_OF_KIND, DiffuserInfo
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
@@ -64,6 +65,15 @@ class DiffusionCore:
             )
             asked.end(input_tokens=end.prompt_tokens)
             return replace(end, request_id=request.request_id)
+
+    async def info(self, model: str) -> DiffuserInfo:
+        """Return what a worker that can make images is.
+
+        Raises:
+            ServingError: there is none.
+        """
+        name = self._front.models.name_of(model, Task.GENERATE_IMAGE)
+        return _diffuser(self._front.router.task_workers(name).engines(Task.GENERATE_IMAGE)[0])
 
     async def _made(
         self,
