@@ -21,9 +21,9 @@ from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.embedding.wire import embedding_model_to_proto
 from millstream_server.generation import wire as from_worker
 from millstream_server.media.items import Modality
-from millstream_server.processor.answer_options import DEFAULT_ANSWERS
+from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
-from millstream_server.processor.convert_answers import answers_from_proto
+from millstream_server.processor.convert_answers import answers_from_proto, switches_from_proto
 from millstream_server.processor.models import ModelStatus
 from millstream_server.processor.text.messages import (
     ChatMessage,
@@ -49,7 +49,10 @@ _ROLES = {
 }
 _TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
 _SAME_NAME = frozenset(
-    ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
+    (
+        *("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt"),
+        "describe_start",
+    )
 )
 """Options whose field has the same name and value here."""
 _IN_SLOTS = (
@@ -270,7 +273,10 @@ def untokenized_from_proto(request: processor_pb2.TokenizeRequest) -> Untokenize
         model=request.model,
         messages=messages_from_proto(conversation.messages, paths.messages, None),
         tools=tools_from_proto(conversation.tools, paths.tools),
-        answers=DEFAULT_ANSWERS,
+        answers=AnswerOptions(
+            switches=switches_from_proto(conversation.reasoning, "conversation.reasoning"),
+            if_known=conversation.reasoning.if_supported,
+        ),
         paths=paths,
     )
 

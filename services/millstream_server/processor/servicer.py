@@ -22,7 +22,13 @@ from millstream_server.processor.reading_wire import (
     reading_from_proto,
     rendered_to_proto,
 )
-from millstream_server.processor.responses import Messages, add_events, add_token_ids, check_size
+from millstream_server.processor.responses import (
+    Messages,
+    add_events,
+    add_token_bytes,
+    add_token_ids,
+    check_size,
+)
 from millstream_server.processor.texts import MAX_DETOKENIZED_IDS
 from millstream_server.runtime.errors import (
     InternalError,
@@ -122,7 +128,11 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             tokens = await texts.of_text(request.model, request.text, special_tokens=special)
         else:
             raise InvalidRequestError.of("input", "set one of text, conversation")
-        response = processor_pb2.TokenizeResponse(rendered_prompt=tokens.prompt)
+        response = processor_pb2.TokenizeResponse(
+            rendered_prompt=tokens.prompt, context_length=tokens.context_length
+        )
+        if request.return_token_bytes:
+            await add_token_bytes(response.token_bytes, tokens)
         await add_token_ids(response.token_ids, tokens.ids)
         check_size(response, kind)
         return response
