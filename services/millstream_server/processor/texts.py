@@ -39,6 +39,8 @@ class UntokenizedChat:
     answers: AnswerOptions
     """Only what the template is told counts."""
     paths: ConversationPaths
+    with_bytes: bool = False
+    """`Tokens.bytes_of` is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +63,10 @@ class Texts:
         self._router = router
         self._prompts = prompts
 
-    async def of_text(self, model: str, text: str, *, special_tokens: bool) -> Tokens:
-        """Tokenize a text.
+    async def of_text(
+        self, model: str, text: str, *, special_tokens: bool, with_bytes: bool = False
+    ) -> Tokens:
+        """Tokenize a text; ``with_bytes`` for `Tokens.bytes_of`, which else may know nothing.
 
         Raises:
             ServingError: the model isn't served, has no tokenizer, or too much text work waits.

@@ -79,8 +79,8 @@ class ImageEndpoints:
         held: Held,
         call: HttpCall,
     ) -> None:
-        info = await self._core.info(request.model)
-        width, height = request.width or info.default_width, request.height or info.default_height
+        defaults = await self._core.defaults(request.model)
+        width, height = request.width or defaults.width, request.height or defaults.height
         drawn = Drawn(
             kind=kind,
             size=f"{width}x{height}",
@@ -88,7 +88,7 @@ class ImageEndpoints:
             progress=bool(asked.progress),
         )
         if drawn.partials:
-            steps = request.steps or info.default_steps
+            steps = request.steps or defaults.steps
             every = -(-max(1, steps) // (drawn.partials + 1))
             request = replace(request, preview_every_steps=every)
         events = ImageEvents(call, held, drawn)

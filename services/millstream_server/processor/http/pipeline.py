@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from millstream_server.diffusion.diffuser import DiffuserInfo
+from millstream_server.diffusion.diffuser import ImageDefaults
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Progress
 from millstream_server.embedding.request import (
     EmbedFinished,
@@ -95,7 +95,9 @@ class Chats(Protocol[TurnT]):
 class Texts(Protocol):
     """Tokenizes, and knows the models; see `processor.texts.Texts`."""
 
-    async def of_text(self, model: str, text: str, *, special_tokens: bool) -> Tokens: ...
+    async def of_text(
+        self, model: str, text: str, *, special_tokens: bool, with_bytes: bool = False
+    ) -> Tokens: ...
 
     async def of_chat(self, chat: UntokenizedChat) -> Tokens: ...
 
@@ -119,7 +121,7 @@ class ImageMaker(Protocol):
         self, request: DiffusionRequest, output: Output[Progress | Chunk]
     ) -> Finished: ...
 
-    async def info(self, model: str) -> DiffuserInfo: ...
+    async def defaults(self, model: str) -> ImageDefaults: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

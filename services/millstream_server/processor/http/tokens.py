@@ -58,7 +58,10 @@ class TokenEndpoints:
             elif asked.prompt is not None:
                 special = asked.add_special_tokens is not False
                 tokens = await self._texts.of_text(
-                    asked.model, asked.prompt, special_tokens=special
+                    asked.model,
+                    asked.prompt,
+                    special_tokens=special,
+                    with_bytes=bool(asked.return_token_strs),
                 )
             else:
                 raise InvalidRequestError.of("prompt", "is missing; send prompt or messages")
@@ -93,6 +96,7 @@ class TokenEndpoints:
                 tools=requests.tools_of(chat),
                 answers=requests.answers_of(chat),
                 paths=_PATHS,
+                with_bytes=bool(asked.return_token_strs),
             )
         )
 
