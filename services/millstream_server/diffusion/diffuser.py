@@ -68,6 +68,15 @@ class DiffuserInfo(EngineInfo):
         return frozenset(TASK_OF_KIND[kind] for kind in self.kinds)
 
 
+@dataclass(frozen=True, slots=True)
+class ImageDefaults:
+    """What images have whose request doesn't say it."""
+
+    width: int
+    height: int
+    steps: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One output, checked against the engine's info."""

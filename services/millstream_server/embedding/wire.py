@@ -20,6 +20,7 @@ from millstream_server.embedding.request import (
 from millstream_server.protobuf.common import (
     ENGINE_FIELDS,
     PRIORITIES,
+    PRIORITIES_TO_PROTO,
     known,
     optional,
     read_common,
@@ -155,7 +156,9 @@ def rerank_from_proto(
 def rerank_to_proto(request: RerankRequest) -> embedding_pb2.RerankRequest:
     """Convert a request; trace and deadline belong to the RPC."""
     message = embedding_pb2.RerankRequest(
-        documents=request.documents, **values(request, _RERANK_FIELDS)
+        documents=request.documents,
+        priority=PRIORITIES_TO_PROTO[request.priority],
+        **values(request, _RERANK_FIELDS),
     )
     for pair in request.pairs:
         message.pairs.add().ids.extend(pair)

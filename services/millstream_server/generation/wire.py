@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -35,6 +35,11 @@ _FINISH_FROM_PROTO = {v: k for k, v in _FINISH_TO_PROTO.items()}
 
 _MAX_VERSION_CHARS = 1024
 _KNOB_NAMES = frozenset(knob.name for knob in KNOBS)
+
+
+def finish_reason_from_proto(reason: generation_pb2.FinishReason.ValueType) -> FinishReason:
+    """Map a finish reason of the contract; an unknown, newer one is STOP."""
+    return _FINISH_FROM_PROTO.get(reason, FinishReason.STOP)
 
 
 def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
@@ -86,6 +91,27 @@ def _constraint_from_proto(message: sampling_pb2.Constraint, path: str) -> Const
             path, f"set one of {names}; this server knows no other grammar"
         )
     return Constraint(ConstraintKind(kind), getattr(message, kind))
+
+
+def write_sampling_fields(message: sampling_pb2.SamplingParams, fields: Mapping[str, Any]) -> None:
+    """Write fields of `Sampling` into an empty message, as `sampling_fields` reads them.
+
+    Raises:
+        InvalidRequestError: one has a value that the contract can't hold.
+    """
+    for name, value in fields.items():
+        if name == "stop_token_ids":
+            message.stop_token_ids.extend(value)
+        elif name == "logit_bias":
+            message.logit_bias.update(value)
+        elif name == "constraint":
+            setattr(message.constraint, value.kind.value, value.source)
+        else:
+            try:
+                setattr(message, name, value)
+            except ValueError:
+                sentence = f"can't be {value}"
+                raise InvalidRequestError.of(f"sampling.{name}", sentence) from None
 
 
 def write_sampling(message: sampling_pb2.SamplingParams, sampling: Sampling) -> None:
@@ -269,7 +295,7 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
     usage = message.usage
     return Finish(
         # An unknown, newer reason: the request didn't fail, so the turn is over.
-        reason=_FINISH_FROM_PROTO.get(message.reason, FinishReason.STOP),
+        reason=finish_reason_from_proto(message.reason),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,

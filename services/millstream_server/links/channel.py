@@ -137,12 +137,12 @@ class CallError(Exception):
         """``status`` is the worker's own, a `google.rpc.Status`; None: the transport made it."""
         super().__init__(f"{code.name}: {message}")
         self.code = code
-        self._status = status
+        self.status = status
 
     def failure(self) -> ServingError:
         """Return what a request fails with: the worker's own failure, or the transport's."""
-        if self._status is not None:
-            return _of_status(status_pb2.Status.FromString(self._status))
+        if self.status is not None:
+            return _of_status(status_pb2.Status.FromString(self.status))
         if self.code in _FAILURES:
             kind, sentence = _FAILURES[self.code]
             return kind(sentence)

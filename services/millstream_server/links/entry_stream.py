@@ -78,7 +78,7 @@ DIFFUSION: dict[Kind, EntryRpc[DiffusionRequest, Progress | Chunk, Finished]] = 
 }
 
 
-_EMBED: EntryRpc[EmbedRequest, Vectors, EmbedFinished] = EntryRpc(
+EMBED: EntryRpc[EmbedRequest, Vectors, EmbedFinished] = EntryRpc(
     rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Embed"),
     embed_to_proto,
     embed_content,
@@ -262,7 +262,7 @@ class VectorStream(EntryStream[EmbedRequest, Vectors, EmbedFinished]):
     """
 
     def __init__(self, connection: Connection, unread: UnreadOutput) -> None:
-        super().__init__(connection, _EMBED, unread)
+        super().__init__(connection, EMBED, unread)
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False
 

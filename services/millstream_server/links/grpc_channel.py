@@ -44,13 +44,17 @@ class GrpcChannel:
     def stale(self) -> bool:
         return bool(self._tls and self._tls.changed())
 
-    def stream(self, rpc: Rpc) -> _GrpcStream:
+    def stream(
+        self, rpc: Rpc, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> _GrpcStream:
         method: Any = self._channel.stream_stream(*_arguments(rpc))
-        return _GrpcStream(method(), rpc)
+        return _GrpcStream(method(timeout=timeout_s, metadata=metadata), rpc)
 
-    def watch(self, rpc: Rpc, request: Any) -> _GrpcStream:
+    def watch(
+        self, rpc: Rpc, request: Any, *, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> _GrpcStream:
         method: Any = self._channel.unary_stream(*_arguments(rpc))
-        return _GrpcStream(method(request), rpc)
+        return _GrpcStream(method(request, timeout=timeout_s, metadata=metadata), rpc)
 
     async def call(
         self,

@@ -16,8 +16,8 @@ from millstream_server.runtime.frozen import dataclass
 class AnswerOptions:
     """What a client asked for the answers of a conversation; checked as far as it can be alone."""
 
-    events: bool = False
-    """Reasoning, text and calls are told apart."""
+    events: bool | None = False
+    """Reasoning, text and calls are told apart; None: where an answer can have more than text."""
     with_tools: bool = True
     """The model is told of the tools."""
     one_call: bool = False
@@ -32,20 +32,31 @@ class AnswerOptions:
     """The first answer goes on in the last message, which is the model's."""
     switches: Switches
     """What is set in the chat template."""
+    if_known: bool = False
+    """Switches that the template doesn't have are left out, not refused."""
 
-    def format_of(self, served: AnswerFormat | None) -> AnswerFormat | None:
+    def format_of(
+        self, served: AnswerFormat | None, *, told_tools: bool, text_alone: bool
+    ) -> AnswerFormat | None:
         """Return how answers of a served model are read; None: they are text.
+
+        ``told_tools``: the model knows of tools. ``text_alone``: an answer that is read could not
+        be made to match its grammar.
 
         Raises:
             UnsupportedFeatureError: it isn't known how the model writes.
         """
-        if self.events and served is None:
+        events = self.events
+        if events is None:
+            reasons = served is not None and bool(served.form.reasoning)
+            events = told_tools or (reasons and not text_alone)
+        if events and served is None:
             raise UnsupportedFeatureError.of(
                 "start.output",
                 "it isn't known how this model writes reasoning and tool calls; the server's "
                 "--formats can name it",
             )
-        return served if self.events else None
+        return served if events else None
 
     def variables_for(self, template: ChatTemplate) -> Mapping[str, Any]:
         """Return what the model's template is given.
@@ -55,7 +66,8 @@ class AnswerOptions:
         """
         if not self.switches:
             return NO_VARIABLES
-        return dict(template.variable(named, field) for field, named in self.switches.items())
+        switches = template.known(self.switches) if self.if_known else self.switches
+        return dict(template.variable(named, field) for field, named in switches.items())
 
 
 CONTINUE = "start.continue_final_message"

@@ -21,6 +21,7 @@ from millstream_server.processor.diffusion.text import TextForwarder
 from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.front import Front
 from millstream_server.processor.http.door import Door
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
@@ -135,7 +136,15 @@ def add_services(
     front = core.front
     vectors, diffusion = VectorsCore(front, core.prompts, workers), DiffusionCore(front, workers)
     if http:
-        Door(core, vectors, diffusion, page=page).register(server)
+        pipeline = Pipeline(
+            calls=front,
+            threads=core.prompts.threads,
+            chats=core,
+            texts=core.texts,
+            vectors=vectors,
+            images=diffusion,
+        )
+        Door(pipeline, page=page).register(server)
     add_servicers(
         server.methods,
         ProcessorServicer(core),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millstream_server.control.engine import Role
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Ability
 from millstream_server.processor.answer import Reading, reading_of
 from millstream_server.processor.answer_grammar import binding_of, with_grammar
 from millstream_server.processor.answer_options import CONTINUE
@@ -37,6 +40,13 @@ class PreparedTurn:
     reading: Reading | None
     """How its answers are read; None: as plain text."""
     media: TurnMedia | None
+    switched: bool
+    """The template was told how to reason."""
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]:
+        """Tokens that end an answer, by the model's files."""
+        return self.served.text.eos_token_ids
 
 
 class ChatRequests:
@@ -81,7 +91,12 @@ class ChatRequests:
         options, answers, reading = conversation.options, conversation.answers, None
         paths = turn_paths(said.field, options.path)
         await self._prompts.read_grammar(options.sampling)
-        form = answers.format_of(served.answer_format)
+        tags = Ability.STRUCTURAL_TAGS in served.engine.abilities
+        form = answers.format_of(
+            served.answer_format,
+            told_tools=bool(conversation.told_tools),
+            text_alone="constraint" in options.sampling and not tags,
+        )
         if media is not None:
             check_options(conversation.request_id, options, paths)  # before files are encoded
             conversation.runs(media)
@@ -101,6 +116,8 @@ class ChatRequests:
             options=options,
             reading=reading,
             media=media,
+            switched=bool(answers.switches)
+            and bool(answers.variables_for(served.text.chat_template)),
         )
 
     async def _prompt(

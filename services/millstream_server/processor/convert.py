@@ -21,16 +21,19 @@ from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.embedding.wire import embedding_model_to_proto
 from millstream_server.generation import wire as from_worker
 from millstream_server.media.items import Modality
+from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
-from millstream_server.processor.convert_answers import answers_from_proto
+from millstream_server.processor.convert_answers import answers_from_proto, switches_from_proto
 from millstream_server.processor.models import ModelStatus
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
+    ConversationPaths,
     MediaPart,
     Tool,
     ToolCall,
 )
+from millstream_server.processor.texts import UntokenizedChat
 from millstream_server.protobuf.common import PRIORITIES, ROLES_TO_PROTO
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
@@ -46,7 +49,10 @@ _ROLES = {
 }
 _TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
 _SAME_NAME = frozenset(
-    ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
+    (
+        *("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt"),
+        "describe_start",
+    )
 )
 """Options whose field has the same name and value here."""
 _IN_SLOTS = (
@@ -253,6 +259,26 @@ def tools_from_proto(tools: Sequence[chat_pb2.ChatTool], field: str) -> list[Too
         Tool(tool.name, tool.description, tool.parameters_json_schema, tool.strict)
         for tool in tools
     ]
+
+
+def untokenized_from_proto(request: processor_pb2.TokenizeRequest) -> UntokenizedChat:
+    """Convert a conversation to be tokenized.
+
+    Raises:
+        InvalidRequestError: a part of it can't be read.
+    """
+    conversation = request.conversation
+    paths = ConversationPaths("conversation.messages", "conversation.tools")
+    return UntokenizedChat(
+        model=request.model,
+        messages=messages_from_proto(conversation.messages, paths.messages, None),
+        tools=tools_from_proto(conversation.tools, paths.tools),
+        answers=AnswerOptions(
+            switches=switches_from_proto(conversation.reasoning, "conversation.reasoning"),
+            if_known=conversation.reasoning.if_supported,
+        ),
+        paths=paths,
+    )
 
 
 def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> Options:

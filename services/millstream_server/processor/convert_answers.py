@@ -9,13 +9,12 @@ from millstream_server.processor.answer_options import DEFAULT_ANSWERS, AnswerOp
 from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
-_OUTPUTS = frozenset(
-    (
-        processor_pb2.CHAT_OUTPUT_UNSPECIFIED,
-        processor_pb2.CHAT_OUTPUT_TEXT,
-        processor_pb2.CHAT_OUTPUT_EVENTS,
-    )
-)
+_EVENTS = {
+    processor_pb2.CHAT_OUTPUT_UNSPECIFIED: False,
+    processor_pb2.CHAT_OUTPUT_TEXT: False,
+    processor_pb2.CHAT_OUTPUT_EVENTS: True,
+    processor_pb2.CHAT_OUTPUT_WHERE_NEEDED: None,
+}
 _TOOL_CHOICES = frozenset(
     (
         processor_pb2.TOOL_CHOICE_MODE_UNSPECIFIED,
@@ -49,13 +48,15 @@ def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
         or (start.tools and _strict_field(start))
     ):
         return DEFAULT_ANSWERS  # as most are
-    if start.output not in _OUTPUTS:
+    if start.output not in _EVENTS:
         raise UnsupportedFeatureError.of("start.output", "is not one that this server has")
-    events = start.output == processor_pb2.CHAT_OUTPUT_EVENTS
+    events = _EVENTS[start.output]
     mode = start.tool_choice.mode
     one_call = start.HasField("parallel_tool_calls") and not start.parallel_tool_calls
-    if not events and (field := _needs_events(start)):
+    if events is False and (field := _needs_events(start)):
         raise InvalidRequestError.of(f"start.{field}", "needs output CHAT_OUTPUT_EVENTS")
+    if _reads_reasoning(start):
+        events = True
     _check_tool_choice(start)
     return AnswerOptions(
         events=events,
@@ -65,7 +66,8 @@ def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
         only=start.tool_choice.name,
         reasoning_tokens=_reasoning_tokens(start.reasoning),
         continues=start.continue_final_message,
-        switches=_switches(start.reasoning),
+        switches=switches_from_proto(start.reasoning, "start.reasoning"),
+        if_known=start.reasoning.if_supported,
     )
 
 
@@ -76,10 +78,19 @@ def _needs_events(start: processor_pb2.ChatStart) -> str:
             return field
     if start.reasoning.HasField("max_tokens"):
         return "reasoning.max_tokens"
-    last = start.messages[-1] if start.messages else None
-    if start.continue_final_message and last and last.reasoning and not last.content:
+    if _continues_reasoning(start):
         return "continue_final_message"
     return _strict_field(start)
+
+
+def _reads_reasoning(start: processor_pb2.ChatStart) -> bool:
+    """Whether reasoning has to be told from text, whatever the model."""
+    return start.reasoning.HasField("max_tokens") or _continues_reasoning(start)
+
+
+def _continues_reasoning(start: processor_pb2.ChatStart) -> bool:
+    last = start.messages[-1] if start.continue_final_message and start.messages else None
+    return last is not None and last.reasoning != "" and not last.content
 
 
 def _strict_field(start: processor_pb2.ChatStart) -> str:
@@ -111,9 +122,14 @@ def _reasoning_tokens(asked: processor_pb2.ReasoningOptions) -> int | None:
     return asked.max_tokens
 
 
-def _switches(asked: processor_pb2.ReasoningOptions) -> Switches:
+def switches_from_proto(asked: processor_pb2.ReasoningOptions, path: str) -> Switches:
+    """Convert what the template is to be told; ``path`` is the message's.
+
+    Raises:
+        InvalidRequestError: the effort is no word.
+    """
     on = asked.enabled if asked.HasField("enabled") else None
     if asked.effort and not _EFFORT.fullmatch(asked.effort):
         sentence = "must be letters, digits, _ and -, at most 64"
-        raise InvalidRequestError.of("start.reasoning.effort", sentence)
-    return reasoning(("start.reasoning.enabled", on), ("start.reasoning.effort", asked.effort))
+        raise InvalidRequestError.of(f"{path}.effort", sentence)
+    return reasoning((f"{path}.enabled", on), (f"{path}.effort", asked.effort))

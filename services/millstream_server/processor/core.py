@@ -31,6 +31,7 @@ from millstream_server.processor.requests import (
     request_of,
 )
 from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.processor.texts import Texts
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
@@ -52,8 +53,13 @@ class ProcessorCore:
         self.prompts = prompts
         self.media = media
         self.models, self.work = front.models, front.work
+        self.texts = Texts(front.models, front.router, prompts)
         self._parts = parts
         self._chats = ChatRequests(front, prompts, media)
+
+    def conversation(self) -> Conversation:
+        """Open one, without turns; its caller closes it."""
+        return Conversation(self.media.uploads, self.work)
 
     async def answer(
         self,
@@ -61,7 +67,7 @@ class ProcessorCore:
         said: UserTurn,
         caller: Caller,
         call: Call,
-        output: TurnOutput,
+        output: TurnOutput[Turn],
     ) -> Turn:
         """Start a turn of ``conversation``, whose ``output`` goes to ``call``.
 
@@ -96,6 +102,7 @@ class ProcessorCore:
             session=conversation.workers,
             continuation=conversation.continued is not None,
         )
+        turn.switched = prepared.switched
         conversation.runs(turn)
         return turn
 
@@ -118,7 +125,7 @@ class ProcessorCore:
         return prepared
 
     async def complete(
-        self, completion: Completion, caller: Caller, call: OutputCall, output: TurnOutput
+        self, completion: Completion, caller: Caller, call: OutputCall, output: TurnOutput[Turn]
     ) -> Turn:
         """Start a completion, whose ``output`` goes to ``call``.
 
@@ -179,7 +186,7 @@ class ProcessorCore:
         asked: FrontRequest,
         *,
         call: OutputCall,
-        output: TurnOutput,
+        output: TurnOutput[Turn],
         media: TurnMedia | None = None,
         reading: Reading | None = None,
         session: tuple[str, ...] = (),

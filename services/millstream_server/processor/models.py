@@ -169,9 +169,7 @@ class Models:
         """
         name = self._given.aliases.get(name, name)
         if name not in self._texts:
-            raise ModelNotFoundError(
-                f"model {name[:64]!r} is not served here; ListModels names those that are"
-            )
+            raise not_served(name)
         return name
 
     def _probable(self, name: str) -> frozenset[Task]:
@@ -310,6 +308,12 @@ class Models:
 
     def ready(self) -> bool:
         return all(self._router.ready(name) for name in self._texts)
+
+
+def not_served(name: str) -> ModelNotFoundError:
+    """Make the error of a name that is no model's."""
+    sentence = f"model {name[:64]!r} is not served here; ListModels names those that are"
+    return ModelNotFoundError(sentence)
 
 
 def _which(able: Sequence[str], task: Task) -> str:

@@ -25,14 +25,14 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from millstream_server.links.unread import overflow
 from millstream_server.processor.choice import MOST_TOKENS, Delta
+from millstream_server.processor.pulled import PulledTurn
 from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 
 if TYPE_CHECKING:
-    from millstream_server.processor.turn import Turn
     from millstream_server.runtime.errors import ServingError
 
 _PERIOD_S = 0.02
@@ -114,7 +114,10 @@ class OutputCall(Protocol):
         """See `Call`."""
 
 
-class TurnOutput:
+TurnT_contra = TypeVar("TurnT_contra", bound=PulledTurn, contravariant=True)
+
+
+class TurnOutput(Generic[TurnT_contra]):
     """When a turn's output is sent, and what waits for a client that doesn't read.
 
     Order of calls: `begin`; `Call.send_from` with it, until `over`; `close` always. A
@@ -125,11 +128,11 @@ class TurnOutput:
                  "_starting", "_timer", "_turn", "_unread", "caller_key", "gathers",
                  "longest_interval_s", "over", "scheduled")  # fmt: skip
 
-    def begin(self, turn: Turn, call: OutputCall) -> None:
+    def begin(self, turn: TurnT_contra, call: OutputCall) -> None:
         """Send the output of ``turn`` on ``call``; nothing is sent yet."""
         self.caller_key: Hashable = call.caller_key
         self._call = call
-        self._turn: Turn | None = turn
+        self._turn: TurnT_contra | None = turn
         """None after its end: it knows this object."""
         self._choices = turn.choices
         self.over = False
@@ -197,7 +200,7 @@ class TurnOutput:
             self._starting = False
             self._pacer.starting -= 1
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: TurnT_contra) -> None:
         """Note that the last message is made: it can't be taken back.
 
         Raises:
@@ -246,7 +249,7 @@ class TurnOutput:
             self._call.fail(error)
 
 
-class PulledOutput(TurnOutput, ABC):
+class PulledOutput(TurnOutput[TurnT_contra], ABC):
     """A turn's output in messages of some kind; a `runtime.rpc.call.Source`."""
 
     __slots__ = ("_first_token_sent", "_parts_left", "_quick")
@@ -269,7 +272,7 @@ class PulledOutput(TurnOutput, ABC):
 
     @abstractmethod
     def _of(
-        self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
+        self, deltas: Sequence[Delta], turn: TurnT_contra, *, complete: bool
     ) -> tuple[Any] | Iterator[Any]:
         """Make one message, or None in its place, or, of large output, several.
 
@@ -302,7 +305,7 @@ class PulledOutput(TurnOutput, ABC):
             return self._of_text(*choice.take_text())
         return self._next(turn)
 
-    def _next(self, turn: Turn) -> Any:
+    def _next(self, turn: TurnT_contra) -> Any:
         """Make any message; that of a token takes less time."""
         if self._drops and turn.error:
             raise turn.error
@@ -334,7 +337,7 @@ class PulledOutput(TurnOutput, ABC):
             self.send_now()
         return message
 
-    def _take(self, turn: Turn) -> list[Delta]:
+    def _take(self, turn: TurnT_contra) -> list[Delta]:
         deltas = [delta for choice in self._choices if (delta := choice.take()) is not None]
         if not self._first_token_sent and any(delta.token_ids for delta in deltas):
             self._first_token_sent = True

@@ -34,6 +34,7 @@ def rendered_to_proto(
     for item in request.prompt.media:
         response.media.add(
             modality=MODALITIES_TO_PROTO[item.modality],
+            digest=item.digest,
             spans=[media_pb2.TokenSpan(start=s.start, length=s.length) for s in item.spans],
         )
     write_sampling(response.sampling, request.sampling)

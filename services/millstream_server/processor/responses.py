@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -26,6 +27,7 @@ from millstream_server.generation.output import TokenLogprob
 from millstream_server.processor.choice import Delta
 from millstream_server.processor.output import PulledOutput
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.texts import Tokens
 from millstream_server.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -69,6 +71,14 @@ async def add_token_ids(field: MutableSequence[int], ids: MutableSequence[int]) 
             await asyncio.sleep(0)
 
 
+async def add_token_bytes(field: MutableSequence[bytes], tokens: Tokens) -> None:
+    """Write the bytes of each token to ``field``, and let other RPCs have turns."""
+    for start in range(0, len(tokens.ids), _IDS_AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        field.extend(map(tokens.bytes_of, tokens.ids[start : start + _IDS_AT_ONCE]))
+
+
 def _groups(entries: list[M]) -> list[list[M]]:
     """Divide entries into groups of bounded size; one group, maybe empty, at least."""
     if len(entries) <= 1:
@@ -84,7 +94,7 @@ def _groups(entries: list[M]) -> list[list[M]]:
     return groups
 
 
-class Messages(PulledOutput):
+class Messages(PulledOutput["Turn"]):
     """A turn's output as messages of Chat or Complete; a `runtime.rpc.call.Source`."""
 
     __slots__ = ("_choice", "_filled", "_kind", "_notice", "_number", "_started", "_uses_left")
@@ -148,6 +158,8 @@ class Messages(PulledOutput):
             self._started, started = True, message.started
             started.request_id = turn.request.request_id
             started.model = turn.request.model
+            if turn.options.describe_start:
+                _describe(started, turn)
         if self._notice is not None and self._notice():
             message.draining.SetInParent()
         if choices:
@@ -196,6 +208,18 @@ class Messages(PulledOutput):
                 reason=errors_pb2.ErrorReason.Value("ERROR_REASON_" + each.reason),
                 way=processor_pb2.RedispatchWay.Value("REDISPATCH_WAY_" + each.way.value),
             )
+
+
+def _describe(started: processor_pb2.TurnStarted, turn: Turn) -> None:
+    """Say how a turn is run."""
+    usage = turn.usage()
+    started.prompt_tokens, started.media_tokens = usage.prompt_tokens, usage.media_tokens
+    started.output = (
+        processor_pb2.CHAT_OUTPUT_EVENTS if turn.reading else processor_pb2.CHAT_OUTPUT_TEXT
+    )
+    started.reasoning_set = turn.switched
+    sampling = turn.request.sampling
+    from_worker.write_sampling(started.sampling, replace(sampling, constraint=None, logit_bias={}))
 
 
 def _prompt_logprobs(turn: Turn) -> Sequence[TokenLogprob]:

@@ -22,8 +22,14 @@ from millstream_server.processor.reading_wire import (
     reading_from_proto,
     rendered_to_proto,
 )
-from millstream_server.processor.responses import Messages, add_events, add_token_ids, check_size
-from millstream_server.processor.text.messages import ConversationPaths
+from millstream_server.processor.responses import (
+    Messages,
+    add_events,
+    add_token_bytes,
+    add_token_ids,
+    check_size,
+)
+from millstream_server.processor.texts import MAX_DETOKENIZED_IDS
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -38,7 +44,6 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-MAX_DETOKENIZE_IDS = 1 << 20
 _DRAINING = processor_pb2.ServerDraining()
 
 
@@ -51,7 +56,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     @after_first_message
     async def Chat(self, requests: AsyncIterator[processor_pb2.ChatRequest], call: Call) -> None:
         core = self._core
-        conversation = Conversation(core.media.uploads, core.work)
+        conversation = core.conversation()
         reading = None
         try:
             await _begin(requests, conversation)
@@ -88,7 +93,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
 
     async def ChatOnce(self, request: processor_pb2.ChatOnceRequest, call: Call) -> None:
         core = self._core
-        conversation = Conversation(core.media.uploads, core.work)
+        conversation = core.conversation()
         try:
             with core.front.call():
                 said = await _only_turn(request, conversation)
@@ -115,40 +120,31 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call
     ) -> processor_pb2.TokenizeResponse:
-        core = self._core
-        _, text = core.models.text(request.model)
-        kind = request.WhichOneof("input")
+        texts, kind = self._core.texts, request.WhichOneof("input")
         if kind == "conversation":
-            paths = ConversationPaths("conversation.messages", "conversation.tools")
-            prompt, ids = await core.prompts.of_chat(
-                text,
-                convert.messages_from_proto(request.conversation.messages, paths.messages, None),
-                convert.tools_from_proto(request.conversation.tools, paths.tools),
-                paths,
-            )
-            response = processor_pb2.TokenizeResponse(rendered_prompt=prompt)
-            await add_token_ids(response.token_ids, ids)
-            check_size(response, "conversation")
-            return response
-        if kind != "text":
+            tokens = await texts.of_chat(convert.untokenized_from_proto(request))
+        elif kind == "text":
+            special = not request.no_special_tokens
+            tokens = await texts.of_text(request.model, request.text, special_tokens=special)
+        else:
             raise InvalidRequestError.of("input", "set one of text, conversation")
-        ids = await core.prompts.tokenize(
-            text, request.text, special_tokens=not request.no_special_tokens
+        response = processor_pb2.TokenizeResponse(
+            rendered_prompt=tokens.prompt, context_length=tokens.context_length
         )
-        response = processor_pb2.TokenizeResponse()
-        await add_token_ids(response.token_ids, ids)
-        check_size(response, "text")
+        if request.return_token_bytes:
+            await add_token_bytes(response.token_bytes, tokens)
+        await add_token_ids(response.token_ids, tokens.ids)
+        check_size(response, kind)
         return response
 
     async def Detokenize(
         self, request: processor_pb2.DetokenizeRequest, call: Call
     ) -> processor_pb2.DetokenizeResponse:
-        _, text = self._core.models.text(request.model)
         ids = request.token_ids
-        if len(ids) > MAX_DETOKENIZE_IDS:
-            raise InvalidRequestError.of("token_ids", f"at most {MAX_DETOKENIZE_IDS}")
-        answer = await self._core.prompts.detokenize(
-            text, ids, special_tokens=request.include_special_tokens
+        if len(ids) > MAX_DETOKENIZED_IDS:
+            raise InvalidRequestError.of("token_ids", f"at most {MAX_DETOKENIZED_IDS}")
+        answer = await self._core.texts.detokenize(
+            request.model, ids, special_tokens=request.include_special_tokens
         )
         response = processor_pb2.DetokenizeResponse(text=answer)
         check_size(response, "token_ids")
@@ -158,7 +154,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self, request: processor_pb2.RenderRequest, call: Call
     ) -> processor_pb2.RenderResponse:
         core = self._core
-        conversation = Conversation(core.media.uploads, core.work)
+        conversation = core.conversation()
         try:
             with core.front.call():
                 said = await _only_turn(request, conversation)

@@ -53,7 +53,8 @@ class Turn:
 
     __slots__ = ("__weakref__", "_admission", "_closed", "cancelled", "choices", "error",
                  "media", "options", "outcome", "output", "parts", "reading", "redispatches",
-                 "request", "seed", "telemetry", "text_model", "used", "workers")  # fmt: skip
+                 "request", "seed", "switched", "telemetry", "text_model", "used",
+                 "workers")  # fmt: skip
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Turn:
         parts: TurnParts,
         *,
         call: OutputCall,
-        output: TurnOutput,
+        output: TurnOutput[Turn],
         telemetry: TurnTelemetry,
         continuation: bool = False,
         media: TurnMedia | None = None,
@@ -91,6 +92,8 @@ class Turn:
         """Choice 0's, set by the first `start`; None: the engine draws without one."""
         self.redispatches: tuple[Redispatched, ...] = ()
         """Each time that a choice went on at another worker."""
+        self.switched = False
+        """The template was told how to reason."""
         self.error: Failure | None = None
         """The failure that ended it."""
         self.cancelled = False

@@ -37,7 +37,7 @@ PRIORITIES = {
     processor_pb2.REQUEST_PRIORITY_NORMAL: Priority.NORMAL,
     processor_pb2.REQUEST_PRIORITY_HIGH: Priority.HIGH,
 }
-_PRIORITIES_TO_PROTO = {
+PRIORITIES_TO_PROTO = {
     Priority.LOW: processor_pb2.REQUEST_PRIORITY_LOW,
     Priority.NORMAL: processor_pb2.REQUEST_PRIORITY_NORMAL,
     Priority.HIGH: processor_pb2.REQUEST_PRIORITY_HIGH,
@@ -124,7 +124,7 @@ def write_common(message: Any, request: Any) -> None:
     """Write what `read_common` reads into a start."""
     message.model = request.model
     message.request_id = request.request_id
-    message.priority = _PRIORITIES_TO_PROTO[request.priority]
+    message.priority = PRIORITIES_TO_PROTO[request.priority]
     write_trace(message.trace, request.trace)
     if request.deadline_s is not None:
         left_s = max(0.0, request.deadline_s - time.monotonic())

@@ -78,6 +78,11 @@ class _ChatOutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatOutput
     holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
     ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
     """
+    CHAT_OUTPUT_WHERE_NEEDED: _ChatOutput.ValueType  # 3
+    """CHAT_OUTPUT_EVENTS where answers can have more than text: the model is told of tools, or its format has
+    reasoning. Else CHAT_OUTPUT_TEXT, and so where the text has to match a constraint that the engine can't keep
+    behind reasoning. `TurnStarted.output` says which it is, with GenerationOptions.describe_start.
+    """
 
 class ChatOutput(_ChatOutput, metaclass=_ChatOutputEnumTypeWrapper):
     """ChatOutput is what the answers of a conversation are made of."""
@@ -93,6 +98,11 @@ model's calls and reasoning are kept as such, and rendered by its template.
 A json_schema, regex or ebnf of SamplingParams.constraint is then what the answer's text has to match: it
 holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
 ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
+"""
+CHAT_OUTPUT_WHERE_NEEDED: ChatOutput.ValueType  # 3
+"""CHAT_OUTPUT_EVENTS where answers can have more than text: the model is told of tools, or its format has
+reasoning. Else CHAT_OUTPUT_TEXT, and so where the text has to match a constraint that the engine can't keep
+behind reasoning. `TurnStarted.output` says which it is, with GenerationOptions.describe_start.
 """
 Global___ChatOutput: _TypeAlias = ChatOutput  # noqa: Y015
 
@@ -239,6 +249,7 @@ class GenerationOptions(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    DESCRIBE_START_FIELD_NUMBER: _builtins.int
     n: _builtins.int
     """Choices to generate from the same prompt, 1 to 16. Unset: 1. Only a choice of index 0 goes into a
     conversation's context. n x (prompt + max_new_tokens) is bounded by the server (4,194,304 unless
@@ -263,6 +274,8 @@ class GenerationOptions(_message.Message):
     """Requests with different salts share no KV cache, so that no caller can find out by the time it takes
     what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
     """
+    describe_start: _builtins.bool
+    """Also say in TurnStarted how the turn is run: its fields behind `model`."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are drawn. Unset knobs take the model's own defaults."""
@@ -299,10 +312,11 @@ class GenerationOptions(_message.Message):
         adapter: _builtins.str = ...,
         session: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
+        describe_start: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "adapter", b"adapter", "cache_salt", b"cache_salt", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session", b"session", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "adapter", b"adapter", "cache_salt", b"cache_salt", "describe_start", b"describe_start", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session", b"session", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -481,6 +495,7 @@ class ReasoningOptions(_message.Message):
     ENABLED_FIELD_NUMBER: _builtins.int
     EFFORT_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    IF_SUPPORTED_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether it reasons."""
     effort: _builtins.str
@@ -490,16 +505,19 @@ class ReasoningOptions(_message.Message):
     closing marker follows, by a grammar. 0: no reasoning. Unset: no bound of its own. With CHAT_OUTPUT_EVENTS
     only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options without a structural_tag.
     """
+    if_supported: _builtins.bool
+    """What the template has no variable for is left out, and not refused. It doesn't concern `max_tokens`."""
     def __init__(
         self,
         *,
         enabled: _builtins.bool | None = ...,
         effort: _builtins.str = ...,
         max_tokens: _builtins.int | None = ...,
+        if_supported: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "enabled", b"enabled", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "effort", b"effort", "enabled", b"enabled", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "effort", b"effort", "enabled", b"enabled", "if_supported", b"if_supported", "max_tokens", b"max_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
@@ -741,19 +759,41 @@ class TurnStarted(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MEDIA_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    REASONING_SET_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request in logs and traces."""
     model: _builtins.str
     """The model."""
+    prompt_tokens: _builtins.int
+    """With GenerationOptions.describe_start, as are the following: tokens of the prompt, as in GenerationUsage."""
+    media_tokens: _builtins.int
+    """Tokens of images and videos, as in GenerationUsage."""
+    output: Global___ChatOutput.ValueType
+    """What the answer is made of: CHAT_OUTPUT_TEXT or CHAT_OUTPUT_EVENTS."""
+    reasoning_set: _builtins.bool
+    """Whether the template was given something of ChatStart.reasoning."""
+    @_builtins.property
+    def sampling(self) -> _sampling_pb2.SamplingParams:
+        """How the answer is drawn, without its constraint and logit_bias: the options with the model's own defaults."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         model: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        media_tokens: _builtins.int = ...,
+        output: Global___ChatOutput.ValueType = ...,
+        reasoning_set: _builtins.bool = ...,
+        sampling: _sampling_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media_tokens", b"media_tokens", "model", b"model", "output", b"output", "prompt_tokens", b"prompt_tokens", "reasoning_set", b"reasoning_set", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1165,6 +1205,7 @@ class Conversation(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The messages."""
@@ -1173,15 +1214,20 @@ class Conversation(_message.Message):
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatTool]:
         """The tools."""
 
+    @_builtins.property
+    def reasoning(self) -> Global___ReasoningOptions:
+        """How the model reasons, as far as its template is told of it; unset: as its template has it."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
         tools: _abc.Iterable[_chat_pb2.ChatTool] | None = ...,
+        reasoning: Global___ReasoningOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "reasoning", b"reasoning", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1197,12 +1243,15 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     NO_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model, or an alias; empty: the default for Chat."""
     text: _builtins.str
     """Raw text."""
     no_special_tokens: _builtins.bool
     """With `text`: without the special tokens that the tokenizer adds."""
+    return_token_bytes: _builtins.bool
+    """Also send the bytes of each token."""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation, rendered for the model's answer."""
@@ -1214,10 +1263,11 @@ class TokenizeRequest(_message.Message):
         text: _builtins.str = ...,
         conversation: Global___Conversation | None = ...,
         no_special_tokens: _builtins.bool = ...,
+        return_token_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "model", b"model", "no_special_tokens", b"no_special_tokens", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "input", b"input", "model", b"model", "no_special_tokens", b"no_special_tokens", "return_token_bytes", b"return_token_bytes", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "conversation"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -1233,21 +1283,31 @@ class TokenizeResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RENDERED_PROMPT_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     rendered_prompt: _builtins.str
     """The rendered template, when a conversation was given."""
+    context_length: _builtins.int
+    """Most tokens of prompt and completion together; 0: not known."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids."""
+
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """With TokenizeRequest.return_token_bytes: the bytes of each token of `token_ids`."""
 
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         rendered_prompt: _builtins.str = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
+        context_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rendered_prompt", b"rendered_prompt", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "rendered_prompt", b"rendered_prompt", "token_bytes", b"token_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1399,8 +1459,11 @@ class MediaPlace(_message.Message):
 
     MODALITY_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     modality: _media_pb2.Modality.ValueType
     """Its kind."""
+    digest: _builtins.bytes
+    """Digest of its file and of how it is encoded."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_media_pb2.TokenSpan]:
         """The runs of its placeholders in RenderResponse.token_ids."""
@@ -1410,10 +1473,11 @@ class MediaPlace(_message.Message):
         *,
         modality: _media_pb2.Modality.ValueType = ...,
         spans: _abc.Iterable[_media_pb2.TokenSpan] | None = ...,
+        digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["modality", b"modality", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "modality", b"modality", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

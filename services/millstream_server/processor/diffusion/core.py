@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from millstream_server.control.engine import Task
 from millstream_server.diffusion.checks import outputs_of, resolve
-from millstream_server.diffusion.diffuser import TASK_OF_KIND, DiffuserInfo
+from millstream_server.diffusion.diffuser import TASK_OF_KIND, DiffuserInfo, ImageDefaults
 from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.front import Fit, Front, FrontRequest
@@ -64,6 +65,16 @@ class DiffusionCore:
             )
             asked.end(input_tokens=end.prompt_tokens)
             return replace(end, request_id=request.request_id)
+
+    async def defaults(self, model: str) -> ImageDefaults:
+        """Return the defaults of a worker that can make images.
+
+        Raises:
+            ServingError: there is none.
+        """
+        name = self._front.models.name_of(model, Task.GENERATE_IMAGE)
+        info = _diffuser(self._front.router.task_workers(name).engines(Task.GENERATE_IMAGE)[0])
+        return ImageDefaults(info.default_width, info.default_height, info.default_steps)
 
     async def _made(
         self,

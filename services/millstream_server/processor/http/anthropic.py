@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 
 from millstream_server.processor.answer_options import CONTINUE
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import anthropic_requests as requests
-from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.http import bodies
 from millstream_server.processor.http.anthropic_output import MessageEvents, WholeMessage, event
-from millstream_server.processor.http.chats import Asked, is_read, run
+from millstream_server.processor.http.chats import Asked, run
 from millstream_server.processor.http.errors import sentence
 from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.text.messages import ConversationPaths
-from millstream_server.processor.text.template import ChatTemplate
-from millstream_server.runtime.errors import Failure, ServingError
+from millstream_server.processor.texts import UntokenizedChat
+from millstream_server.runtime.errors import Failure
 from millstream_server.runtime.rpc.http import (
     EVENTS,
     Endpoint,
@@ -52,9 +50,9 @@ _RENAMED = (
 class Anthropic:
     """Serves the Messages API; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
-        self._core = core
-        self._threads = core.prompts.threads
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._threads = pipeline.threads
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -64,41 +62,29 @@ class Anthropic:
 
     async def messages(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, requests.read_messages)
-        answers = requests.answers_of(asked, self._template(asked), events=self._is_read(asked))
         if asked.stream:
             call.respond(EVENTS)
         chat = Asked(
             model=asked.model,
             tools=requests.tools_of(asked),
-            answers=answers,
+            answers=requests.answers_of(asked),
             options=requests.options_of(asked),
             messages=lambda conversation: requests.messages_of(asked, conversation),
         )
-        await run(self._core, chat, MessageEvents() if asked.stream else WholeMessage(), call)
+        await run(self._pipeline, chat, MessageEvents() if asked.stream else WholeMessage(), call)
 
     async def count(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, requests.read_count)
-        _, text = self._core.models.text(asked.model)
-        answers = requests.answers_of(asked, text.chat_template, events=False)
-        tools = requests.tools_of(asked) if answers.with_tools else []
-        _, ids = await self._core.prompts.of_chat(
-            text,
-            requests.messages_of(asked, None),
-            tools,
-            ConversationPaths(continues=CONTINUE if answers.continues else ""),
-            answers.variables_for(text.chat_template),
+        answers = requests.answers_of(asked)
+        chat = UntokenizedChat(
+            model=asked.model,
+            messages=requests.messages_of(asked, None),
+            tools=requests.tools_of(asked),
+            answers=answers,
+            paths=ConversationPaths(continues=CONTINUE if answers.continues else ""),
         )
-        await call.write(encode({"input_tokens": len(ids)}))
-
-    def _template(self, asked: schema.Count) -> ChatTemplate | None:
-        with contextlib.suppress(ServingError):  # the turn will say it
-            return self._core.models.text(asked.model)[1].chat_template
-        return None
-
-    def _is_read(self, asked: schema.Messages) -> bool:
-        told = bool(asked.tools) and (asked.tool_choice is None or asked.tool_choice.type != "none")
-        constrained = requests.output_format_of(asked) is not None
-        return is_read(self._core, asked.model, told_tools=told, constrained=constrained)
+        tokens = await self._pipeline.texts.of_chat(chat)
+        await call.write(encode({"input_tokens": len(tokens.ids)}))
 
 
 def refuse(failure: Failure) -> Refusal:

@@ -28,7 +28,6 @@ from millstream_server.processor.text.messages import (
     ToolCall,
 )
 from millstream_server.processor.text.switches import Switches, reasoning
-from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
 AskedT = TypeVar("AskedT", bound=schema.Count)
@@ -145,10 +144,8 @@ def output_format_of(asked: schema.Count) -> schema.OutputFormat | None:
     return asked.output_config.format if asked.output_config else None
 
 
-def answers_of(
-    asked: schema.Count, template: ChatTemplate | None, *, events: bool
-) -> AnswerOptions:
-    """Convert what is asked of the answer; ``template`` is the model's, if it is known.
+def answers_of(asked: schema.Count) -> AnswerOptions:
+    """Convert what is asked of the answer. Clients ask every model to reason.
 
     Raises:
         InvalidRequestError: it is contradictory.
@@ -163,23 +160,21 @@ def answers_of(
     if must_call and not asked.tools:
         raise InvalidRequestError.of("tool_choice", "asks for a call, and there are no tools")
     return AnswerOptions(
-        events=events,
+        events=None,
         with_tools=kind != "none",
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         must_call=must_call,
         only=only,
         continues=goes_on(asked),
-        switches=_switches(asked, template),
+        switches=_switches(asked),
+        if_known=True,
     )
 
 
-def _switches(asked: schema.Count, template: ChatTemplate | None) -> Switches:
-    """Return the switches of reasoning that the template has; clients ask for it of every model."""
-    if template is None:
-        return {}
+def _switches(asked: schema.Count) -> Switches:
     on = None if asked.thinking is None else asked.thinking.type != "disabled"
     effort = asked.output_config.effort if asked.output_config else None
-    return template.known(reasoning(("thinking", on), ("output_config.effort", effort)))
+    return reasoning(("thinking", on), ("output_config.effort", effort))
 
 
 def tools_of(asked: schema.Count) -> list[Tool]:

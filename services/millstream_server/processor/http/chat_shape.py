@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from millstream_server.formats.events import Arguments, CallStart, Event, Reasoning, Text
-from millstream_server.processor.choice import Choice, Delta
+from millstream_server.processor.choice import Delta
 from millstream_server.processor.http.output import FINISH, encode, logprobs_of
 
 if TYPE_CHECKING:
-    from millstream_server.processor.turn import Turn
+    from millstream_server.processor.pulled import PulledChoice, PulledTurn
 
 _PLAIN = (b',"logprobs":null,"finish_reason":null}', b',"finish_reason":null}')
 
@@ -68,7 +68,7 @@ class ChatShape:
     def event_parts(self, index: int) -> tuple[bytes, bytes]:
         return b'{"index":%d,"delta":{"content":' % index, b"}" + _PLAIN[0]
 
-    def choices(self, delta: Delta, turn: Turn, *, first: bool) -> Iterator[bytes]:
+    def choices(self, delta: Delta, turn: PulledTurn, *, first: bool) -> Iterator[bytes]:
         pieces = [piece for event in delta.events if (piece := _piece(event)) is not None]
         if delta.text:
             pieces.append(_Delta(content=delta.text))
@@ -94,7 +94,7 @@ class ChatShape:
 
     # ---- whole
 
-    def note(self, delta: Delta, turn: Turn) -> None:
+    def note(self, delta: Delta, turn: PulledTurn) -> None:
         if delta.logprobs:
             found = self._logprobs.setdefault(delta.index, [])
             found.append(logprobs_of(delta.logprobs, turn.text_model))
@@ -105,7 +105,7 @@ class ChatShape:
             elif isinstance(event, Arguments):
                 calls[-1][1].append(event.json)
 
-    def whole(self, choice: Choice) -> bytes:
+    def whole(self, choice: PulledChoice) -> bytes:
         said = choice.message
         calls = [
             _Call(start.id, _Function(start.name, "".join(pieces)))

@@ -6,9 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from millstream_server.generation.sampling import Ability
 from millstream_server.processor.answer_options import AnswerOptions
-from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.conversation import (
     Caller,
     Conversation,
@@ -16,14 +14,16 @@ from millstream_server.processor.conversation import (
     Options,
     UserTurn,
 )
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import schema
 from millstream_server.processor.http.output import Events, Shape, Whole
+from millstream_server.processor.http.pipeline import Chats, Pipeline, RenderedChat, TurnT
 from millstream_server.processor.output import PulledOutput
+from millstream_server.processor.pulled import PulledTurn
 from millstream_server.processor.text.messages import ChatMessage, Tool
-from millstream_server.processor.turn import Turn
-from millstream_server.runtime.errors import InvalidRequestError, ServingError
+from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.http import EVENTS, HttpCall
+
+Output = PulledOutput[PulledTurn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,35 +58,35 @@ def output_of(
     return Events(shape, call.request_id, usage=usage, is_part=is_part)
 
 
-async def run(core: ProcessorCore, asked: Asked, output: PulledOutput, call: HttpCall) -> None:
+async def run(pipeline: Pipeline, asked: Asked, output: Output, call: HttpCall) -> None:
     """Answer a chat; return when its last byte is on its way.
 
     Raises:
         ServingError: it was refused, or has failed.
     """
-    with _opened(core) as conversation:
+    with _opened(pipeline) as conversation:
         said = await _begin(conversation, asked, call)
-        turn = await core.answer(conversation, said, Caller.of(call), call, output)
-        await send(core, turn, output, call)
+        turn = await pipeline.chats.answer(conversation, said, Caller.of(call), call, output)
+        await send(pipeline.chats, turn, output, call)
 
 
-async def prepare(core: ProcessorCore, asked: Asked, call: HttpCall) -> PreparedTurn:
+async def prepare(pipeline: Pipeline, asked: Asked, call: HttpCall) -> RenderedChat:
     """Return what a chat would send to a worker.
 
     Raises:
         ServingError: it would be refused.
     """
-    with _opened(core) as conversation:
+    with _opened(pipeline) as conversation:
         said = await _begin(conversation, asked, call)
-        return await core.render(conversation, said, Caller.of(call))
+        return await pipeline.chats.render(conversation, said, Caller.of(call))
 
 
 @contextlib.contextmanager
-def _opened(core: ProcessorCore) -> Iterator[Conversation]:
+def _opened(pipeline: Pipeline) -> Iterator[Conversation]:
     """Count a call, and close its conversation at the end."""
-    conversation = Conversation(core.media.uploads, core.work)
+    conversation = pipeline.chats.conversation()
     try:
-        with core.front.call():
+        with pipeline.calls.call():
             yield conversation
     finally:
         conversation.close()
@@ -105,26 +105,9 @@ async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> Us
     return said
 
 
-async def send(core: ProcessorCore, turn: Turn, output: PulledOutput, call: HttpCall) -> None:
+async def send(chats: Chats[TurnT], turn: TurnT, output: Output, call: HttpCall) -> None:
     """Send the output of a turn that has started, to its end."""
     try:
         await call.send_from(output)
     finally:
-        core.end(turn)
-
-
-def is_read(core: ProcessorCore, model: str, *, told_tools: bool, constrained: bool) -> bool:
-    """Whether reasoning, text and calls are to be told apart in the answer.
-
-    Not where it can have one of them only: of models that write text alone, and of an answer whose
-    text has to match something (``constrained``) if the engine can say so of a whole answer only.
-    """
-    if told_tools:
-        return True
-    with contextlib.suppress(ServingError):  # the turn will say it
-        served = core.models.served(model)
-        if constrained and Ability.STRUCTURAL_TAGS not in served.engine.abilities:
-            return False
-        form = served.answer_format
-        return form is not None and bool(form.form.reasoning)
-    return False
+        chats.end(turn)

@@ -12,12 +12,12 @@ import msgspec
 
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.conversation import Caller, Completion
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.chats import output_of, send
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.joined_output import JoinedOutput
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.request_id import MAX_REQUEST_ID_BYTES
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
@@ -39,27 +39,27 @@ _OF_PROMPT = re.compile(r"^(?:text|token_ids\.ids)\b")
 class Completions:
     """Serves raw prompts; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
-        self._core = core
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._chats = pipeline.chats
 
     def endpoints(self) -> list[Endpoint]:
         return [Endpoint("POST", "/v1/completions", self.complete, refuse)]
 
     async def complete(self, body: bytes, call: HttpCall) -> None:
-        core = self._core
-        asked, prompts = await bodies.read(core.prompts.threads, body, _read)
+        asked, prompts = await bodies.read(self._pipeline.threads, body, _read)
         completions = [
             _completion(asked, prompt, _id_of(call.request_id, index, len(prompts)))
             for index, prompt in enumerate(prompts)
         ]
-        with core.front.call():
+        with self._pipeline.calls.call():
             if len(prompts) > 1:
                 await self._several(asked, completions, call)
                 return
             output = output_of(CompletionShape(), asked, call)
             with _errors_name("prompt"):
-                turn = await core.complete(completions[0], Caller.of(call), call, output)
-            await send(core, turn, output, call)
+                turn = await self._chats.complete(completions[0], Caller.of(call), call, output)
+            await send(self._chats, turn, output, call)
 
     async def _several(
         self, asked: schema.Completion, completions: Sequence[Completion], call: HttpCall
@@ -74,12 +74,12 @@ class Completions:
             for index, output in enumerate(outputs):
                 part, caller = joined.call_of(output), Caller.of(call)
                 with _errors_name(f"prompt[{index}]"):
-                    turn = await self._core.complete(completions[index], caller, part, output)
+                    turn = await self._chats.complete(completions[index], caller, part, output)
                 joined.turns.append(turn)
             await call.send_from(joined)
         finally:
             for turn in joined.turns:
-                self._core.end(turn)
+                self._chats.end(turn)
             joined.close()
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.diffusion.core import DiffusionCore
-from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
-from millstream_server.processor.http.chats import Asked, is_read, output_of, prepare, run
+from millstream_server.processor.http.chats import Asked, output_of, prepare, run
 from millstream_server.processor.http.completions import Completions
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.images import ImageEndpoints
@@ -18,6 +15,7 @@ from millstream_server.processor.http.model_list import ModelList
 from millstream_server.processor.http.openapi import document
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.page import Page
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.responses.api import ResponsesApi
 from millstream_server.processor.http.tokens import TokenEndpoints, rendered
 from millstream_server.processor.http.vectors import VectorEndpoints
@@ -28,23 +26,21 @@ from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 class Door:
     """Serves chats, and registers all other endpoints; one per process."""
 
-    def __init__(
-        self, core: ProcessorCore, vectors: VectorsCore, diffusion: DiffusionCore, *, page: bool
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, *, page: bool) -> None:
         """Serve with these; with ``page`` the page for browsers, too."""
-        self._core = core
-        self._threads = core.prompts.threads
+        self._pipeline = pipeline
+        self._threads = pipeline.threads
         self._endpoints = [
             Endpoint("POST", "/v1/chat/completions", self.chat, refuse),
             Endpoint("POST", "/v1/chat/completions/render", self.render, refuse),
             Endpoint("GET", "/openapi.json", self.openapi, refuse),
-            *Completions(core).endpoints(),
-            *ModelList(core).endpoints(),
-            *ResponsesApi(core).endpoints(),
-            *Anthropic(core).endpoints(),
-            *VectorEndpoints(core.front, vectors, core.prompts.threads).endpoints(),
-            *ImageEndpoints(core.front, diffusion, core.prompts.threads).endpoints(),
-            *TokenEndpoints(core).endpoints(),
+            *Completions(pipeline).endpoints(),
+            *ModelList(pipeline.texts).endpoints(),
+            *ResponsesApi(pipeline).endpoints(),
+            *Anthropic(pipeline).endpoints(),
+            *VectorEndpoints(pipeline).endpoints(),
+            *ImageEndpoints(pipeline).endpoints(),
+            *TokenEndpoints(pipeline).endpoints(),
             *(Page().endpoints() if page else ()),
         ]
         self._document = b""
@@ -62,25 +58,20 @@ class Door:
     async def chat(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, requests.read_chat)
         output = output_of(ChatShape(), asked, call)
-        await run(self._core, self._asked(asked), output, call)
+        await run(self._pipeline, _asked(asked), output, call)
 
     async def render(self, body: bytes, call: HttpCall) -> None:
         """Return what a chat would send to a worker."""
         asked = await bodies.read(self._threads, body, requests.read_chat)
-        prepared = await prepare(self._core, self._asked(asked), call)
+        prepared = await prepare(self._pipeline, _asked(asked), call)
         await call.write(encode(rendered(prepared)))
 
-    def _asked(self, asked: schema.Chat) -> Asked:
-        return Asked(
-            model=asked.model,
-            tools=requests.tools_of(asked),
-            answers=requests.answers_of(asked, events=self._is_read(asked)),
-            options=requests.chat_options(asked),
-            messages=lambda conversation: requests.messages_of(asked, conversation),
-        )
 
-    def _is_read(self, asked: schema.Chat) -> bool:
-        told = bool(asked.tools) and asked.tool_choice != "none"
-        form = asked.response_format
-        constrained = form is not None and form.type != "text"
-        return is_read(self._core, asked.model, told_tools=told, constrained=constrained)
+def _asked(asked: schema.Chat) -> Asked:
+    return Asked(
+        model=asked.model,
+        tools=requests.tools_of(asked),
+        answers=requests.answers_of(asked),
+        options=requests.chat_options(asked),
+        messages=lambda conversation: requests.messages_of(asked, conversation),
+    )

@@ -6,27 +6,21 @@ import asyncio
 import re
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import msgspec
 
-from millstream_server.control.engine import Task
 from millstream_server.diffusion.request import DiffusionRequest, FileFormat, Kind
-from millstream_server.processor.diffusion.core import DiffusionCore
-from millstream_server.processor.front import Front
 from millstream_server.processor.http import bodies
 from millstream_server.processor.http import images_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.form import read_form
 from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
 from millstream_server.processor.http.image_output import Drawn, Files, ImageEvents, written
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.schema import check_supported, read
-from millstream_server.processor.text.threads import TextThreads
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall
-
-if TYPE_CHECKING:
-    from millstream_server.diffusion.diffuser import DiffuserInfo
 
 _GENERATIONS = msgspec.json.Decoder(schema.Generations)
 _SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
@@ -44,11 +38,10 @@ _refuse = refusing(_NAMES)
 class ImageEndpoints:
     """Serves them; one per process."""
 
-    def __init__(self, front: Front, core: DiffusionCore, threads: TextThreads) -> None:
-        """Large bodies are read in ``threads``."""
-        self._front = front
-        self._core = core
-        self._threads = threads
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._calls = pipeline.calls
+        self._core = pipeline.images
+        self._threads = pipeline.threads
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -69,7 +62,7 @@ class ImageEndpoints:
     async def _serve(
         self, asked: schema.Images, request: DiffusionRequest, kind: str, call: HttpCall
     ) -> None:
-        with self._front.call(), Held(self._front.held) as held:
+        with self._calls.call(), Held(self._calls.held) as held:
             if asked.stream:
                 call.respond(EVENTS)
                 await self._stream(asked, request, kind, held, call)
@@ -86,8 +79,8 @@ class ImageEndpoints:
         held: Held,
         call: HttpCall,
     ) -> None:
-        info = self._info(request.model)
-        width, height = request.width or info.default_width, request.height or info.default_height
+        defaults = await self._core.defaults(request.model)
+        width, height = request.width or defaults.width, request.height or defaults.height
         drawn = Drawn(
             kind=kind,
             size=f"{width}x{height}",
@@ -95,7 +88,7 @@ class ImageEndpoints:
             progress=bool(asked.progress),
         )
         if drawn.partials:
-            steps = request.steps or info.default_steps
+            steps = request.steps or defaults.steps
             every = -(-max(1, steps) // (drawn.partials + 1))
             request = replace(request, preview_every_steps=every)
         events = ImageEvents(call, held, drawn)
@@ -106,16 +99,6 @@ class ImageEndpoints:
         finally:
             making.cancel()
             await asyncio.wait({making})
-
-    def _info(self, model: str) -> DiffuserInfo:
-        """Return what a worker that can run a request is.
-
-        Raises:
-            ServingError: there is none.
-        """
-        name = self._front.models.name_of(model, Task.GENERATE_IMAGE)
-        engines = self._front.router.task_workers(name).engines(Task.GENERATE_IMAGE)
-        return cast("DiffuserInfo", engines[0])  # whose task it is
 
 
 def _read_generations(body: bytes) -> schema.Generations:

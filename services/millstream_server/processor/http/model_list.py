@@ -10,9 +10,10 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.pipeline import Texts
+from millstream_server.processor.models import not_served
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
 _LIST = "/v1/models"
@@ -41,8 +42,8 @@ class _Model(msgspec.Struct, kw_only=True):
 class ModelList:
     """Serves the list of models, and each of them; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
-        self._core = core
+    def __init__(self, texts: Texts) -> None:
+        self._texts = texts
         now = int(time.time())  # models have no date
         self._created, self._created_at = now, datetime.fromtimestamp(now, UTC).isoformat()
 
@@ -54,7 +55,7 @@ class ModelList:
 
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
-        data = self._models()
+        data = await self._models()
         ids = [model.id for model in data]
         said: dict[str, Any] = {"object": "list", "data": data, "has_more": False}
         said |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
@@ -65,16 +66,17 @@ class ModelList:
 
     async def model(self, _body: bytes, call: HttpCall) -> None:
         name = unquote(call.path.removeprefix(f"{_LIST}/"))
-        self._core.models.known(name)
-        await call.write(encode(next(model for model in self._models() if model.id == name)))
+        found = next((model for model in await self._models() if model.id == name), None)
+        if found is None:
+            raise not_served(name)
+        await call.write(encode(found))
 
-    def _models(self) -> Sequence[_Model]:
+    async def _models(self) -> Sequence[_Model]:
         found: list[_Model] = []
-        for model in self._core.models.status():
-            context = model.engine.context_length if model.engine else None
+        for model in await self._texts.models():
             tasks = sorted(task.name.lower() for task in model.tasks)
             found += [
-                self._model(name, model.name, context, tasks)
+                self._model(name, model.name, model.context_length, tasks)
                 for name in (model.name, *model.aliases)
             ]
         return found

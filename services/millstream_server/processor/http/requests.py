@@ -195,8 +195,8 @@ def schema_text(raw: bytes) -> str:
     return "" if raw == b"null" else raw.decode()
 
 
-def answers_of(asked: schema.Chat, *, events: bool) -> AnswerOptions:
-    """Convert what a chat asks of its answer, which is told apart if ``events``.
+def answers_of(asked: schema.Chat) -> AnswerOptions:
+    """Convert what a chat asks of its answer.
 
     Raises:
         InvalidRequestError: it is contradictory.
@@ -210,7 +210,7 @@ def answers_of(asked: schema.Chat, *, events: bool) -> AnswerOptions:
     if must_call and not asked.tools:
         raise InvalidRequestError.of("tool_choice", "asks for a call, and there are no tools")
     return AnswerOptions(
-        events=events,
+        events=None,
         with_tools=choice != "none",
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,

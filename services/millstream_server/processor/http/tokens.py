@@ -10,18 +10,15 @@ import msgspec
 
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.sampling import ConstraintKind
-from millstream_server.processor.chat_requests import PreparedTurn
-from millstream_server.processor.conversation import Conversation
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import bodies, requests
 from millstream_server.processor.http import tokens_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.forwarded import Pieces
 from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.pipeline import Pipeline, RenderedChat
 from millstream_server.processor.http.schema import Chat, read
-from millstream_server.processor.servicer import MAX_DETOKENIZE_IDS
 from millstream_server.processor.text.messages import ConversationPaths
-from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.texts import MAX_DETOKENIZED_IDS, Tokens, UntokenizedChat
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
@@ -42,9 +39,10 @@ _GRAMMARS = {
 class TokenEndpoints:
     """Serves /tokenize and /detokenize; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
-        self._core = core
-        self._threads = core.prompts.threads
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._texts = pipeline.texts
+        self._threads = pipeline.threads
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -54,21 +52,24 @@ class TokenEndpoints:
 
     async def tokenize(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, _read_tokenize)
-        name, text = self._core.models.text(asked.model)
-        with self._core.front.call():
+        with self._pipeline.calls.call():
             if asked.messages is not None:
-                ids = await self._of_chat(asked, text)
+                tokens = await self._of_chat(asked)
             elif asked.prompt is not None:
                 special = asked.add_special_tokens is not False
-                ids = await self._core.prompts.tokenize(text, asked.prompt, special_tokens=special)
+                tokens = await self._texts.of_text(
+                    asked.model,
+                    asked.prompt,
+                    special_tokens=special,
+                    with_bytes=bool(asked.return_token_strs),
+                )
             else:
                 raise InvalidRequestError.of("prompt", "is missing; send prompt or messages")
-            engine = self._core.front.router.of(name).limits
-            most = engine.context_length if engine else text.context_length
-            shown = text if asked.return_token_strs else None
-            await call.send_from(Pieces(call, _written(ids, most or 0, shown)))
+            await call.send_from(
+                Pieces(call, _written(tokens, with_texts=bool(asked.return_token_strs)))
+            )
 
-    async def _of_chat(self, asked: schema.Tokenize, text: TextModel) -> Sequence[int]:
+    async def _of_chat(self, asked: schema.Tokenize) -> Tokens:
         if asked.prompt is not None:
             raise InvalidRequestError.of("prompt", "comes with messages; send one of them")
         if asked.add_special_tokens:
@@ -80,29 +81,32 @@ class TokenEndpoints:
             chat_template_kwargs=asked.chat_template_kwargs,
         )
         requests.check_chat(chat)
-        conversation = Conversation(self._core.media.uploads, self._core.work)
+        conversation = self._pipeline.chats.conversation()
         try:
             messages = requests.messages_of(chat, conversation)
             if any(message.parts for message in messages):
                 why = "this endpoint takes text only; use /v1/chat/completions/render"
                 raise UnsupportedFeatureError.of("messages", why)
-            answers = requests.answers_of(chat, events=False)
-            variables = answers.variables_for(text.chat_template)
-            _, ids = await self._core.prompts.of_chat(
-                text, messages, requests.tools_of(chat), _PATHS, variables
-            )
         finally:
             conversation.close()
-        return ids
+        return await self._texts.of_chat(
+            UntokenizedChat(
+                model=asked.model,
+                messages=messages,
+                tools=requests.tools_of(chat),
+                answers=requests.answers_of(chat),
+                paths=_PATHS,
+                with_bytes=bool(asked.return_token_strs),
+            )
+        )
 
     async def detokenize(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, _read_detokenize)
-        if len(asked.tokens) > MAX_DETOKENIZE_IDS:
-            raise InvalidRequestError.of("tokens", f"at most {MAX_DETOKENIZE_IDS}")
-        _, text = self._core.models.text(asked.model)
-        with self._core.front.call():
-            prompt = await self._core.prompts.detokenize(
-                text, asked.tokens, special_tokens=not asked.skip_special_tokens
+        if len(asked.tokens) > MAX_DETOKENIZED_IDS:
+            raise InvalidRequestError.of("tokens", f"at most {MAX_DETOKENIZED_IDS}")
+        with self._pipeline.calls.call():
+            prompt = await self._texts.detokenize(
+                asked.model, asked.tokens, special_tokens=not asked.skip_special_tokens
             )
         await call.write(encode(schema.Detokenized(prompt)))
 
@@ -115,15 +119,16 @@ def _read_detokenize(body: bytes) -> schema.Detokenize:
     return read(_DETOKENIZE, body)
 
 
-def _written(ids: Sequence[int], most: int, text: TextModel | None) -> Iterator[bytes]:
-    """Write an answer in pieces; with ``text`` it has the tokens' texts, too."""
-    yield b'{"count":%d,"max_model_len":%d,"tokens":[' % (len(ids), most)
+def _written(tokens: Tokens, *, with_texts: bool) -> Iterator[bytes]:
+    """Write an answer in pieces; ``with_texts`` it has the tokens' texts, too."""
+    ids = tokens.ids
+    yield b'{"count":%d,"max_model_len":%d,"tokens":[' % (len(ids), tokens.context_length)
     yield from _listed(ids, list)
-    if text is None:
+    if not with_texts:
         yield b'],"token_strs":null}'
         return
     yield b'],"token_strs":['
-    yield from _listed(ids, lambda part: [_shown(text, token) for token in part])
+    yield from _listed(ids, lambda part: [_shown(tokens, token) for token in part])
     yield b"]}"
 
 
@@ -133,17 +138,17 @@ def _listed(ids: Sequence[int], convert: Callable[[Sequence[int]], Any]) -> Iter
         yield part if not start else b"," + part
 
 
-def _shown(text: TextModel, token: int) -> str:
-    return text.token_bytes(token).decode("utf-8", "replace")
+def _shown(tokens: Tokens, token: int) -> str:
+    return tokens.bytes_of(token).decode("utf-8", "replace")
 
 
 # ---- …/render ------------------------------------------------------------------------------------
 
 
-def rendered(prepared: PreparedTurn) -> schema.Rendered:
+def rendered(prepared: RenderedChat) -> schema.Rendered:
     """Convert what a chat would send."""
-    request, text = prepared.request, prepared.served.text
-    sampling, options = request.sampling, prepared.options
+    request, options = prepared.request, prepared.options
+    sampling = request.sampling
     grammar = sampling.constraint
     params = schema.SamplingParams(
         max_tokens=sampling.max_new_tokens,
@@ -159,7 +164,7 @@ def rendered(prepared: PreparedTurn) -> schema.Rendered:
         ignore_eos=sampling.ignore_eos,
         seed=sampling.seed,
         stop=list(options.stops),
-        stop_token_ids=sorted({*text.eos_token_ids, *sampling.stop_token_ids}),
+        stop_token_ids=sorted({*prepared.stop_token_ids, *sampling.stop_token_ids}),
         logit_bias={str(token): bias for token, bias in sampling.logit_bias.items()},
         structured_outputs={_GRAMMARS[grammar.kind]: grammar.source} if grammar else None,
     )

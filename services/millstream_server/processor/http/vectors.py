@@ -21,15 +21,13 @@ from millstream_server.embedding.request import (
     RerankRequest,
     Vectors,
 )
-from millstream_server.processor.embedding.core import VectorsCore
-from millstream_server.processor.front import Front
 from millstream_server.processor.http import bodies
 from millstream_server.processor.http import vectors_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
 from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.schema import TokenId, decoded, read
-from millstream_server.processor.text.threads import TextThreads
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
@@ -68,11 +66,10 @@ _refuse_score = refusing(_SCORE_NAMES)
 class VectorEndpoints:
     """Serves them; one per process."""
 
-    def __init__(self, front: Front, core: VectorsCore, threads: TextThreads) -> None:
-        """Large bodies are read in ``threads``."""
-        self._front = front
-        self._core = core
-        self._threads = threads
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._calls = pipeline.calls
+        self._core = pipeline.vectors
+        self._threads = pipeline.threads
 
     def endpoints(self) -> list[Endpoint]:
         rank = partial(Endpoint, "POST", serve=self.rerank, refuse=_refuse_rerank)
@@ -94,7 +91,7 @@ class VectorEndpoints:
             prompt_name=asked.prompt_name,
             **common_fields(asked, call),
         )
-        with self._front.call(), Held(self._front.held) as held:
+        with self._calls.call(), Held(self._calls.held) as held:
             found = _Found(len(request.inputs), held)
             end = await self._core.embed(request, found)
             write = _base64 if asked.encoding_format == "base64" else _numbers
@@ -113,7 +110,7 @@ class VectorEndpoints:
             return_documents=bool(asked.return_documents),
             **common_fields(asked, call),
         )
-        with self._front.call():
+        with self._calls.call():
             ranking = await self._core.rerank(request)
         results = [
             schema.Ranked(
@@ -158,7 +155,7 @@ class VectorEndpoints:
                     raise _at(error, places) from error
 
         asked_of = _by_query(queries)
-        with self._front.call():
+        with self._calls.call():
             rankings = await _all(rank(*one) for one in asked_of.items())
         data = sorted(
             (

@@ -21,6 +21,7 @@ class Switch:
 Switches = Mapping[str, Sequence[Switch]]
 """By the field that asks for it. The template's first is set; a later field wins."""
 
+_FIRST_EFFORT = "reasoning_effort"
 _OFF_WORDS = ("no_think", "none")
 """Efforts that stand for no reasoning, where the template has no switch of its own."""
 
@@ -41,6 +42,18 @@ def reasoning(enabled: tuple[str, bool | None], effort: tuple[str, str | None]) 
     return found
 
 
+def asked_of(switches: Switches) -> tuple[tuple[str, bool | None], tuple[str, str | None]]:
+    """Return what `reasoning` made switches of."""
+    enabled: tuple[str, bool | None] = ("", None)
+    effort: tuple[str, str | None] = ("", None)
+    for field, (first, *_) in switches.items():
+        if first.name == _FIRST_EFFORT:
+            effort = (field, first.value)
+        else:
+            enabled = (field, first.value)
+    return enabled, effort
+
+
 def thinking(*, on: bool) -> Sequence[Switch]:
     """Return what templates call it, the most common names first."""
     mode = "enabled" if on else "disabled"
@@ -55,7 +68,7 @@ def thinking(*, on: bool) -> Sequence[Switch]:
 
 def _effort(level: str) -> Sequence[Switch]:
     return (
-        Switch("reasoning_effort", level),
+        Switch(_FIRST_EFFORT, level),
         Switch("thinking_effort", level),
         Switch("reasoning_strength", level),
         Switch(f"{level}_effort", value=True),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import bodies
-from millstream_server.processor.http.chats import Asked, is_read, run
+from millstream_server.processor.http.chats import Asked, run
 from millstream_server.processor.http.errors import refuse, refused, renamed, sentence
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.input import messages_of, read_body
 from millstream_server.processor.http.responses.output import (
@@ -20,8 +19,7 @@ from millstream_server.processor.http.responses.output import (
 from millstream_server.processor.http.responses.requests import answers_of, response_options
 from millstream_server.processor.http.responses.shown import Shown
 from millstream_server.processor.http.responses.tools import Tools, grammar_chars
-from millstream_server.processor.text.template import ChatTemplate
-from millstream_server.runtime.errors import Failure, ServingError
+from millstream_server.runtime.errors import Failure
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall, Refusal
 
 _RENAMED = (
@@ -42,20 +40,18 @@ _TOO_MANY, _SERVER_FAULT = 429, 500
 class ResponsesApi:
     """Serves the Responses API; one per process."""
 
-    def __init__(self, core: ProcessorCore) -> None:
-        self._core = core
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._threads = pipeline.threads
 
     def endpoints(self) -> list[Endpoint]:
         return [Endpoint("POST", "/v1/responses", self.respond, refuse)]
 
     async def respond(self, body: bytes, call: HttpCall) -> None:
-        asked = await bodies.read(self._core.prompts.threads, body, read_body)
+        asked = await bodies.read(self._threads, body, read_body)
         tools = await self._tools(asked)
-        answers = answers_of(
-            asked, tools, self._template(asked), events=self._is_read(asked, tools)
-        )
-        effort = asked.reasoning.effort if asked.reasoning and answers.switches else None
-        shown = Shown(asked, tools, effort=effort)
+        answers = answers_of(asked, tools)
+        shown = Shown(asked, tools)
         output: ResponseOutput
         if asked.stream:
             call.respond(EVENTS)
@@ -72,29 +68,14 @@ class ResponsesApi:
             messages=lambda conversation: messages_of(asked, conversation, names.calls),
             field="input",
         )
-        await run(self._core, chat, output, call)
+        await run(self._pipeline, chat, output, call)
 
     async def _tools(self, asked: schema.Responses) -> Tools:
         given, items = asked.tools or (), asked.input if isinstance(asked.input, list) else ()
         chars = sum([grammar_chars(tools) for tools in (given, *[i.tools or () for i in items])])
         if not chars:
             return Tools(given, items)
-        threads = self._core.prompts.threads
-        return await threads.run(lambda: Tools(given, items), chars * _SECONDS_PER_CHAR)
-
-    def _template(self, asked: schema.Responses) -> ChatTemplate | None:
-        with contextlib.suppress(ServingError):  # the turn will say it
-            return self._core.models.text(asked.model)[1].chat_template
-        return None
-
-    def _is_read(self, asked: schema.Responses, tools: Tools) -> bool:
-        form = asked.text.format if asked.text else None
-        return is_read(
-            self._core,
-            asked.model,
-            told_tools=bool(tools.told) and asked.tool_choice != "none",
-            constrained=form is not None and form.type != "text",
-        )
+        return await self._threads.run(lambda: Tools(given, items), chars * _SECONDS_PER_CHAR)
 
 
 class _Names:

@@ -13,7 +13,6 @@ from millstream_server.processor.http.requests import ANY_OBJECT, options_of
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import Tools
 from millstream_server.processor.text.switches import Switches, reasoning
-from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -49,10 +48,8 @@ def _constraint(form: schema.TextFormat | None) -> Constraint | None:
     return Constraint(ConstraintKind.JSON_SCHEMA, text)
 
 
-def answers_of(
-    asked: schema.Responses, tools: Tools, template: ChatTemplate | None, *, events: bool
-) -> AnswerOptions:
-    """Convert what is asked of the answer; ``template`` is the model's, if it is known.
+def answers_of(asked: schema.Responses, tools: Tools) -> AnswerOptions:
+    """Convert what is asked of the answer.
 
     If only some of the tools may be called, the model is told of these alone.
 
@@ -64,12 +61,13 @@ def answers_of(
     if must_call and not tools.told:
         raise InvalidRequestError.of("tool_choice", "asks for a call, and there are no tools")
     return AnswerOptions(
-        events=events,
+        events=None,
         with_tools=mode != "none",
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,
         only=only,
-        switches=_switches(asked.reasoning, template),
+        switches=_switches(asked.reasoning),
+        if_known=True,
     )
 
 
@@ -90,14 +88,12 @@ def _chosen(choice: str | schema.ToolChoice | None, tools: Tools) -> tuple[str, 
     return choice.mode or "auto", ""
 
 
-def _switches(asked: schema.Reasoning | None, template: ChatTemplate | None) -> Switches:
-    """Return the template's switch of reasoning; nothing if it has none, which the response says.
+def _switches(asked: schema.Reasoning | None) -> Switches:
+    """Return the switches of reasoning; the response says whether the model has them.
 
     Agents ask for it of every model.
     """
     effort = None if asked is None else asked.effort
-    if effort is None or template is None:
-        return {}
     if effort == "none":
-        return template.known(reasoning((_EFFORT, False), ("", None)))
-    return template.known(reasoning(("", None), (_EFFORT, effort)))
+        return reasoning((_EFFORT, False), ("", None))
+    return reasoning(("", None), (_EFFORT, effort))

@@ -13,7 +13,7 @@ from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import Tools
 
 if TYPE_CHECKING:
-    from millstream_server.processor.turn import Turn
+    from millstream_server.processor.pulled import PulledTurn
 
 
 class _Cached(msgspec.Struct):
@@ -89,8 +89,8 @@ _SAMPLED = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 class Shown:
     """Writes the response of one request."""
 
-    def __init__(self, asked: schema.Responses, tools: Tools, *, effort: str | None) -> None:
-        """Keep what the request asked for; ``effort`` is the one that counts."""
+    def __init__(self, asked: schema.Responses, tools: Tools) -> None:
+        """Keep what the request asked for."""
         form = asked.text.format if asked.text else None
         self._asked = _Asked(
             created_at=int(time.time()),
@@ -100,7 +100,7 @@ class Shown:
             max_tool_calls=asked.max_tool_calls,
             metadata=asked.metadata or {},
             parallel_tool_calls=asked.parallel_tool_calls is not False,
-            reasoning=schema.Reasoning(effort),
+            reasoning=schema.Reasoning(asked.reasoning.effort if asked.reasoning else None),
             text=schema.Text(form or schema.TextFormat("text"), "medium"),
             tool_choice=asked.tool_choice or "auto",
             tools=tools.shown,
@@ -112,11 +112,13 @@ class Shown:
         """``_asked`` as JSON, without its opening brace; empty: not made yet."""
 
     def response(
-        self, answer_id: str, turn: Turn, status: str, items: Sequence[dict[str, Any]]
+        self, answer_id: str, turn: PulledTurn, status: str, items: Sequence[dict[str, Any]]
     ) -> bytes:
         """Write it as it is now."""
         if not self._repeated:
             self._asked.model = turn.request.model
+            if not turn.switched:
+                self._asked.reasoning = schema.Reasoning(None)
             for name in _SAMPLED:
                 setattr(self._asked, name, getattr(turn.request.sampling, name))
             self._repeated = encode(self._asked)[1:]
@@ -145,7 +147,7 @@ class Shown:
         return encode(came)[:-1] + b"," + encode(asked)[1:]
 
 
-def _usage_of(turn: Turn) -> _Usage:
+def _usage_of(turn: PulledTurn) -> _Usage:
     used = turn.usage()
     prompt, completion = used.prompt_tokens, used.completion_tokens
     return _Usage(

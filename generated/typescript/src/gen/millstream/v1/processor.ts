@@ -108,6 +108,12 @@ export enum ChatOutput {
    * ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
    */
   EVENTS = 2,
+  /**
+   * WHERE_NEEDED - CHAT_OUTPUT_EVENTS where answers can have more than text: the model is told of tools, or its format has
+   * reasoning. Else CHAT_OUTPUT_TEXT, and so where the text has to match a constraint that the engine can't keep
+   * behind reasoning. `TurnStarted.output` says which it is, with GenerationOptions.describe_start.
+   */
+  WHERE_NEEDED = 3,
   UNRECOGNIZED = -1,
 }
 
@@ -122,6 +128,9 @@ export function chatOutputFromJSON(object: any): ChatOutput {
     case 2:
     case "CHAT_OUTPUT_EVENTS":
       return ChatOutput.EVENTS;
+    case 3:
+    case "CHAT_OUTPUT_WHERE_NEEDED":
+      return ChatOutput.WHERE_NEEDED;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -137,6 +146,8 @@ export function chatOutputToJSON(object: ChatOutput): string {
       return "CHAT_OUTPUT_TEXT";
     case ChatOutput.EVENTS:
       return "CHAT_OUTPUT_EVENTS";
+    case ChatOutput.WHERE_NEEDED:
+      return "CHAT_OUTPUT_WHERE_NEEDED";
     case ChatOutput.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
@@ -404,6 +415,8 @@ export interface GenerationOptions {
    * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
    */
   cacheSalt: string;
+  /** Also say in TurnStarted how the turn is run: its fields behind `model`. */
+  describeStart: boolean;
 }
 
 /** ChatRequest is one message from the client. */
@@ -504,7 +517,11 @@ export interface ReasoningOptions {
    * closing marker follows, by a grammar. 0: no reasoning. Unset: no bound of its own. With CHAT_OUTPUT_EVENTS
    * only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options without a structural_tag.
    */
-  maxTokens?: number | undefined;
+  maxTokens?:
+    | number
+    | undefined;
+  /** What the template has no variable for is left out, and not refused. It doesn't concern `max_tokens`. */
+  ifSupported: boolean;
 }
 
 /** UserTurn is the user's next turn. */
@@ -591,6 +608,16 @@ export interface TurnStarted {
   requestId: string;
   /** The model. */
   model: string;
+  /** With GenerationOptions.describe_start, as are the following: tokens of the prompt, as in GenerationUsage. */
+  promptTokens: number;
+  /** Tokens of images and videos, as in GenerationUsage. */
+  mediaTokens: number;
+  /** What the answer is made of: CHAT_OUTPUT_TEXT or CHAT_OUTPUT_EVENTS. */
+  output: ChatOutput;
+  /** Whether the template was given something of ChatStart.reasoning. */
+  reasoningSet: boolean;
+  /** How the answer is drawn, without its constraint and logit_bias: the options with the model's own defaults. */
+  sampling?: SamplingParams | undefined;
 }
 
 /** ChoiceDelta is new output of one choice. */
@@ -767,6 +794,8 @@ export interface Conversation {
   messages: ChatMessage[];
   /** The tools. */
   tools: ChatTool[];
+  /** How the model reasons, as far as its template is told of it; unset: as its template has it. */
+  reasoning?: ReasoningOptions | undefined;
 }
 
 /** TokenizeRequest requests token ids. */
@@ -784,6 +813,8 @@ export interface TokenizeRequest {
     | undefined;
   /** With `text`: without the special tokens that the tokenizer adds. */
   noSpecialTokens: boolean;
+  /** Also send the bytes of each token. */
+  returnTokenBytes: boolean;
 }
 
 /** TokenizeResponse has the tokens. */
@@ -792,6 +823,10 @@ export interface TokenizeResponse {
   tokenIds: number[];
   /** The rendered template, when a conversation was given. */
   renderedPrompt: string;
+  /** With TokenizeRequest.return_token_bytes: the bytes of each token of `token_ids`. */
+  tokenBytes: Buffer[];
+  /** Most tokens of prompt and completion together; 0: not known. */
+  contextLength: number;
 }
 
 /** DetokenizeRequest requests text. */
@@ -848,6 +883,8 @@ export interface MediaPlace {
   modality: Modality;
   /** The runs of its placeholders in RenderResponse.token_ids. */
   spans: TokenSpan[];
+  /** Digest of its file and of how it is encoded. */
+  digest: Buffer;
 }
 
 /**
@@ -992,6 +1029,7 @@ function createBaseGenerationOptions(): GenerationOptions {
     adapter: "",
     session: "",
     cacheSalt: "",
+    describeStart: false,
   };
 }
 
@@ -1031,6 +1069,9 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     }
     if (message.cacheSalt !== "") {
       writer.uint32(90).string(message.cacheSalt);
+    }
+    if (message.describeStart !== false) {
+      writer.uint32(96).bool(message.describeStart);
     }
     return writer;
   },
@@ -1136,6 +1177,14 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
             message.cacheSalt = reader.string();
             continue;
           }
+          case 12: {
+            if (tag !== 96) {
+              break;
+            }
+
+            message.describeStart = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1177,6 +1226,11 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
         : isSet(object.cache_salt)
         ? globalThis.String(object.cache_salt)
         : "",
+      describeStart: isSet(object.describeStart)
+        ? globalThis.Boolean(object.describeStart)
+        : isSet(object.describe_start)
+        ? globalThis.Boolean(object.describe_start)
+        : false,
     };
   },
 
@@ -1215,6 +1269,9 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     if (message.cacheSalt !== "") {
       obj.cacheSalt = message.cacheSalt;
     }
+    if (message.describeStart !== false) {
+      obj.describeStart = message.describeStart;
+    }
     return obj;
   },
 
@@ -1240,6 +1297,7 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     message.adapter = object.adapter ?? "";
     message.session = object.session ?? "";
     message.cacheSalt = object.cacheSalt ?? "";
+    message.describeStart = object.describeStart ?? false;
     return message;
   },
 };
@@ -1754,7 +1812,7 @@ export const ToolChoice: MessageFns<ToolChoice, "millstream.v1.ToolChoice"> = {
 };
 
 function createBaseReasoningOptions(): ReasoningOptions {
-  return { enabled: undefined, effort: "", maxTokens: undefined };
+  return { enabled: undefined, effort: "", maxTokens: undefined, ifSupported: false };
 }
 
 export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.ReasoningOptions"> = {
@@ -1769,6 +1827,9 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     }
     if (message.maxTokens !== undefined) {
       writer.uint32(24).uint32(message.maxTokens);
+    }
+    if (message.ifSupported !== false) {
+      writer.uint32(32).bool(message.ifSupported);
     }
     return writer;
   },
@@ -1810,6 +1871,14 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
             message.maxTokens = reader.uint32();
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.ifSupported = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1831,6 +1900,11 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
         : isSet(object.max_tokens)
         ? globalThis.Number(object.max_tokens)
         : undefined,
+      ifSupported: isSet(object.ifSupported)
+        ? globalThis.Boolean(object.ifSupported)
+        : isSet(object.if_supported)
+        ? globalThis.Boolean(object.if_supported)
+        : false,
     };
   },
 
@@ -1845,6 +1919,9 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     if (message.maxTokens !== undefined) {
       obj.maxTokens = Math.round(message.maxTokens);
     }
+    if (message.ifSupported !== false) {
+      obj.ifSupported = message.ifSupported;
+    }
     return obj;
   },
 
@@ -1856,6 +1933,7 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     message.enabled = object.enabled ?? undefined;
     message.effort = object.effort ?? "";
     message.maxTokens = object.maxTokens ?? undefined;
+    message.ifSupported = object.ifSupported ?? false;
     return message;
   },
 };
@@ -2505,7 +2583,15 @@ export const ServerDraining: MessageFns<ServerDraining, "millstream.v1.ServerDra
 };
 
 function createBaseTurnStarted(): TurnStarted {
-  return { requestId: "", model: "" };
+  return {
+    requestId: "",
+    model: "",
+    promptTokens: 0,
+    mediaTokens: 0,
+    output: 0,
+    reasoningSet: false,
+    sampling: undefined,
+  };
 }
 
 export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> = {
@@ -2517,6 +2603,21 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
     }
     if (message.model !== "") {
       writer.uint32(18).string(message.model);
+    }
+    if (message.promptTokens !== 0) {
+      writer.uint32(24).uint32(message.promptTokens);
+    }
+    if (message.mediaTokens !== 0) {
+      writer.uint32(32).uint32(message.mediaTokens);
+    }
+    if (message.output !== 0) {
+      writer.uint32(40).int32(message.output);
+    }
+    if (message.reasoningSet !== false) {
+      writer.uint32(48).bool(message.reasoningSet);
+    }
+    if (message.sampling !== undefined) {
+      SamplingParams.encode(message.sampling, writer.uint32(58).fork()).join();
     }
     return writer;
   },
@@ -2550,6 +2651,46 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
             message.model = reader.string();
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.promptTokens = reader.uint32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.mediaTokens = reader.uint32();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.output = reader.int32() as any;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.reasoningSet = reader.bool();
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.sampling = SamplingParams.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2570,6 +2711,23 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
         ? globalThis.String(object.request_id)
         : "",
       model: isSet(object.model) ? globalThis.String(object.model) : "",
+      promptTokens: isSet(object.promptTokens)
+        ? globalThis.Number(object.promptTokens)
+        : isSet(object.prompt_tokens)
+        ? globalThis.Number(object.prompt_tokens)
+        : 0,
+      mediaTokens: isSet(object.mediaTokens)
+        ? globalThis.Number(object.mediaTokens)
+        : isSet(object.media_tokens)
+        ? globalThis.Number(object.media_tokens)
+        : 0,
+      output: isSet(object.output) ? chatOutputFromJSON(object.output) : 0,
+      reasoningSet: isSet(object.reasoningSet)
+        ? globalThis.Boolean(object.reasoningSet)
+        : isSet(object.reasoning_set)
+        ? globalThis.Boolean(object.reasoning_set)
+        : false,
+      sampling: isSet(object.sampling) ? SamplingParams.fromJSON(object.sampling) : undefined,
     };
   },
 
@@ -2581,6 +2739,21 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
     if (message.model !== "") {
       obj.model = message.model;
     }
+    if (message.promptTokens !== 0) {
+      obj.promptTokens = Math.round(message.promptTokens);
+    }
+    if (message.mediaTokens !== 0) {
+      obj.mediaTokens = Math.round(message.mediaTokens);
+    }
+    if (message.output !== 0) {
+      obj.output = chatOutputToJSON(message.output);
+    }
+    if (message.reasoningSet !== false) {
+      obj.reasoningSet = message.reasoningSet;
+    }
+    if (message.sampling !== undefined) {
+      obj.sampling = SamplingParams.toJSON(message.sampling);
+    }
     return obj;
   },
 
@@ -2591,6 +2764,13 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
     const message = createBaseTurnStarted();
     message.requestId = object.requestId ?? "";
     message.model = object.model ?? "";
+    message.promptTokens = object.promptTokens ?? 0;
+    message.mediaTokens = object.mediaTokens ?? 0;
+    message.output = object.output ?? 0;
+    message.reasoningSet = object.reasoningSet ?? false;
+    message.sampling = (object.sampling !== undefined && object.sampling !== null)
+      ? SamplingParams.fromPartial(object.sampling)
+      : undefined;
     return message;
   },
 };
@@ -3958,7 +4138,7 @@ export const TokenIds: MessageFns<TokenIds, "millstream.v1.TokenIds"> = {
 };
 
 function createBaseConversation(): Conversation {
-  return { messages: [], tools: [] };
+  return { messages: [], tools: [], reasoning: undefined };
 }
 
 export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"> = {
@@ -3970,6 +4150,9 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
     }
     for (const v of message.tools) {
       ChatTool.encode(v!, writer.uint32(18).fork()).join();
+    }
+    if (message.reasoning !== undefined) {
+      ReasoningOptions.encode(message.reasoning, writer.uint32(26).fork()).join();
     }
     return writer;
   },
@@ -4003,6 +4186,14 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
             message.tools.push(ChatTool.decode(reader, reader.uint32()));
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.reasoning = ReasoningOptions.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4021,6 +4212,7 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
         ? object.messages.map((e: any) => ChatMessage.fromJSON(e))
         : [],
       tools: globalThis.Array.isArray(object?.tools) ? object.tools.map((e: any) => ChatTool.fromJSON(e)) : [],
+      reasoning: isSet(object.reasoning) ? ReasoningOptions.fromJSON(object.reasoning) : undefined,
     };
   },
 
@@ -4032,6 +4224,9 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
     if (message.tools?.length) {
       obj.tools = message.tools.map((e) => ChatTool.toJSON(e));
     }
+    if (message.reasoning !== undefined) {
+      obj.reasoning = ReasoningOptions.toJSON(message.reasoning);
+    }
     return obj;
   },
 
@@ -4042,12 +4237,15 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
     const message = createBaseConversation();
     message.messages = object.messages?.map((e) => ChatMessage.fromPartial(e)) || [];
     message.tools = object.tools?.map((e) => ChatTool.fromPartial(e)) || [];
+    message.reasoning = (object.reasoning !== undefined && object.reasoning !== null)
+      ? ReasoningOptions.fromPartial(object.reasoning)
+      : undefined;
     return message;
   },
 };
 
 function createBaseTokenizeRequest(): TokenizeRequest {
-  return { model: "", input: undefined, noSpecialTokens: false };
+  return { model: "", input: undefined, noSpecialTokens: false, returnTokenBytes: false };
 }
 
 export const TokenizeRequest: MessageFns<TokenizeRequest, "millstream.v1.TokenizeRequest"> = {
@@ -4067,6 +4265,9 @@ export const TokenizeRequest: MessageFns<TokenizeRequest, "millstream.v1.Tokeniz
     }
     if (message.noSpecialTokens !== false) {
       writer.uint32(32).bool(message.noSpecialTokens);
+    }
+    if (message.returnTokenBytes !== false) {
+      writer.uint32(40).bool(message.returnTokenBytes);
     }
     return writer;
   },
@@ -4116,6 +4317,14 @@ export const TokenizeRequest: MessageFns<TokenizeRequest, "millstream.v1.Tokeniz
             message.noSpecialTokens = reader.bool();
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.returnTokenBytes = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4141,6 +4350,11 @@ export const TokenizeRequest: MessageFns<TokenizeRequest, "millstream.v1.Tokeniz
         : isSet(object.no_special_tokens)
         ? globalThis.Boolean(object.no_special_tokens)
         : false,
+      returnTokenBytes: isSet(object.returnTokenBytes)
+        ? globalThis.Boolean(object.returnTokenBytes)
+        : isSet(object.return_token_bytes)
+        ? globalThis.Boolean(object.return_token_bytes)
+        : false,
     };
   },
 
@@ -4156,6 +4370,9 @@ export const TokenizeRequest: MessageFns<TokenizeRequest, "millstream.v1.Tokeniz
     }
     if (message.noSpecialTokens !== false) {
       obj.noSpecialTokens = message.noSpecialTokens;
+    }
+    if (message.returnTokenBytes !== false) {
+      obj.returnTokenBytes = message.returnTokenBytes;
     }
     return obj;
   },
@@ -4181,12 +4398,13 @@ export const TokenizeRequest: MessageFns<TokenizeRequest, "millstream.v1.Tokeniz
       }
     }
     message.noSpecialTokens = object.noSpecialTokens ?? false;
+    message.returnTokenBytes = object.returnTokenBytes ?? false;
     return message;
   },
 };
 
 function createBaseTokenizeResponse(): TokenizeResponse {
-  return { tokenIds: [], renderedPrompt: "" };
+  return { tokenIds: [], renderedPrompt: "", tokenBytes: [], contextLength: 0 };
 }
 
 export const TokenizeResponse: MessageFns<TokenizeResponse, "millstream.v1.TokenizeResponse"> = {
@@ -4202,6 +4420,12 @@ export const TokenizeResponse: MessageFns<TokenizeResponse, "millstream.v1.Token
     }
     if (message.renderedPrompt !== "") {
       writer.uint32(18).string(message.renderedPrompt);
+    }
+    for (const v of message.tokenBytes) {
+      writer.uint32(26).bytes(v!);
+    }
+    if (message.contextLength !== 0) {
+      writer.uint32(32).uint32(message.contextLength);
     }
     return writer;
   },
@@ -4245,6 +4469,22 @@ export const TokenizeResponse: MessageFns<TokenizeResponse, "millstream.v1.Token
             message.renderedPrompt = reader.string();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.tokenBytes.push(Buffer.from(reader.bytes()));
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.contextLength = reader.uint32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4269,6 +4509,16 @@ export const TokenizeResponse: MessageFns<TokenizeResponse, "millstream.v1.Token
         : isSet(object.rendered_prompt)
         ? globalThis.String(object.rendered_prompt)
         : "",
+      tokenBytes: globalThis.Array.isArray(object?.tokenBytes)
+        ? object.tokenBytes.map((e: any) => Buffer.from(bytesFromBase64(e)))
+        : globalThis.Array.isArray(object?.token_bytes)
+        ? object.token_bytes.map((e: any) => Buffer.from(bytesFromBase64(e)))
+        : [],
+      contextLength: isSet(object.contextLength)
+        ? globalThis.Number(object.contextLength)
+        : isSet(object.context_length)
+        ? globalThis.Number(object.context_length)
+        : 0,
     };
   },
 
@@ -4280,6 +4530,12 @@ export const TokenizeResponse: MessageFns<TokenizeResponse, "millstream.v1.Token
     if (message.renderedPrompt !== "") {
       obj.renderedPrompt = message.renderedPrompt;
     }
+    if (message.tokenBytes?.length) {
+      obj.tokenBytes = message.tokenBytes.map((e) => base64FromBytes(e));
+    }
+    if (message.contextLength !== 0) {
+      obj.contextLength = Math.round(message.contextLength);
+    }
     return obj;
   },
 
@@ -4290,6 +4546,8 @@ export const TokenizeResponse: MessageFns<TokenizeResponse, "millstream.v1.Token
     const message = createBaseTokenizeResponse();
     message.tokenIds = object.tokenIds?.map((e) => e) || [];
     message.renderedPrompt = object.renderedPrompt ?? "";
+    message.tokenBytes = object.tokenBytes?.map((e) => e) || [];
+    message.contextLength = object.contextLength ?? 0;
     return message;
   },
 };
@@ -4779,7 +5037,7 @@ export const RenderResponse: MessageFns<RenderResponse, "millstream.v1.RenderRes
 };
 
 function createBaseMediaPlace(): MediaPlace {
-  return { modality: 0, spans: [] };
+  return { modality: 0, spans: [], digest: Buffer.alloc(0) };
 }
 
 export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
@@ -4791,6 +5049,9 @@ export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
     }
     for (const v of message.spans) {
       TokenSpan.encode(v!, writer.uint32(18).fork()).join();
+    }
+    if (message.digest.length !== 0) {
+      writer.uint32(26).bytes(message.digest);
     }
     return writer;
   },
@@ -4824,6 +5085,14 @@ export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
             message.spans.push(TokenSpan.decode(reader, reader.uint32()));
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.digest = Buffer.from(reader.bytes());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4840,6 +5109,7 @@ export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
     return {
       modality: isSet(object.modality) ? modalityFromJSON(object.modality) : 0,
       spans: globalThis.Array.isArray(object?.spans) ? object.spans.map((e: any) => TokenSpan.fromJSON(e)) : [],
+      digest: isSet(object.digest) ? Buffer.from(bytesFromBase64(object.digest)) : Buffer.alloc(0),
     };
   },
 
@@ -4851,6 +5121,9 @@ export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
     if (message.spans?.length) {
       obj.spans = message.spans.map((e) => TokenSpan.toJSON(e));
     }
+    if (message.digest.length !== 0) {
+      obj.digest = base64FromBytes(message.digest);
+    }
     return obj;
   },
 
@@ -4861,6 +5134,7 @@ export const MediaPlace: MessageFns<MediaPlace, "millstream.v1.MediaPlace"> = {
     const message = createBaseMediaPlace();
     message.modality = object.modality ?? 0;
     message.spans = object.spans?.map((e) => TokenSpan.fromPartial(e)) || [];
+    message.digest = object.digest ?? Buffer.alloc(0);
     return message;
   },
 };

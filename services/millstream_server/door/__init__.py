@@ -1,0 +1,1 @@
+"""The HTTP door in a process of its own: its endpoints call Processors by gRPC."""
