@@ -267,4 +267,4 @@ def _next(talk: Talk, answer: Answer, turn: Turn, form: str) -> processor_pb2.Ch
 
 def _end(error: CallError) -> End:
     failure = error.failure()
-    return End(error.code, failure.message, failure.reason if error._status else "")
+    return End(error.code, failure.message, failure.reason if error.status else "")

@@ -91,7 +91,7 @@ class _Call:
         code, text = error.code, str(error).partition(": ")[2]
         if self._late:
             code, text = Code.DEADLINE_EXCEEDED, "Deadline Exceeded"
-        details = error._status
+        details = error.status
         trailers = grpc.aio.Metadata(*([(DETAILS_KEY, details)] if details else []))
         return grpc.aio.AioRpcError(
             grpc.StatusCode[code.name], grpc.aio.Metadata(), trailers, text, None
