@@ -151,7 +151,7 @@ async def test_a_cancel(fleet: Fleet, phase: str, spelling: str) -> None:
         limits = {"at once": 0.01, "prefill": 0.3, "decode": 2.0}
         deadline = {"timeout": limits[phase]} if spelling == "deadline" else {}
         chat = Conversation(stub, **deadline)
-        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 200
+        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 160
         await chat.say(start(text, opts=_MANY if phase == "decode" else _SOME))
         if spelling == "deadline":
             with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
