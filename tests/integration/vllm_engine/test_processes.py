@@ -217,6 +217,7 @@ async def test_prefill_meets_a_decode_engine_that_is_slow_to_answer(fleet: Fleet
             core.resume()
         answer = await call
     assert answer.usage.completion_tokens == 8
+    assert answer.finished
     assert not answer.finished.redispatches
     async with fleet.front("whole") as other:
         assert await _answer(other, _SLOW) == answer.choices[0].token_ids
