@@ -151,7 +151,7 @@ async def test_a_cancel(fleet: Fleet, phase: str, spelling: str) -> None:
         limits = {"at once": 0.01, "prefill": 0.3, "decode": 2.0}
         deadline = {"timeout": limits[phase]} if spelling == "deadline" else {}
         chat = Conversation(stub, **deadline)
-        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 200
+        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 160
         await chat.say(start(text, opts=_MANY if phase == "decode" else _SOME))
         if spelling == "deadline":
             with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
@@ -200,6 +200,27 @@ async def _info(worker: ServiceProcess) -> Any:
     async with grpc.aio.insecure_channel(worker.address) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         return (await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+
+
+async def test_prefill_meets_a_decode_engine_that_is_slow_to_answer(fleet: Fleet) -> None:
+    """vLLM asks it once, for 5 s: on a busy machine a first wave of hand-offs failed so."""
+    async with fleet.restarted("vllm decode"):
+        pass  # prefill hasn't met this one
+    async with fleet.loads() as (_, decode), fleet.front("vllm") as stub:
+        call = asyncio.ensure_future(gather(stub.Complete(completion(_SLOW, _FEW))))
+        await decode.until(lambda report: report.used_blocks > 0, 30)
+        core = psutil.Process(_core(fleet.workers["vllm decode"]))
+        core.suspend()  # the thread that answers is there; the registration is sent elsewhere
+        try:
+            await asyncio.sleep(7)
+        finally:
+            core.resume()
+        answer = await call
+    assert answer.usage.completion_tokens == 8
+    assert answer.finished
+    assert not answer.finished.redispatches
+    async with fleet.front("whole") as other:
+        assert await _answer(other, _SLOW) == answer.choices[0].token_ids
 
 
 # ---- kills

@@ -49,7 +49,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm.v1.engine.core.EngineCoreProc": ("run_engine_core",),
     "vllm.v1.core.sched.scheduler.Scheduler": ("_update_from_kv_xfer_finished",),
-    f"{_NIXL}.push_worker.NixlPushConnectorWorker": ("_do_start_push_kv",),
+    f"{_NIXL}.push_worker.NixlPushConnectorWorker": (*("_do_start_push_kv", "_ensure_handshake"),),
     f"{_NIXL}.base_worker": ("nixl_agent_config",),
     "nixl._api.nixl_thread_sync_t": ("NIXL_THREAD_SYNC_STRICT",),
     "vllm.platforms.cpu.CpuPlatform": ("discover_numa_topology",),
@@ -64,7 +64,7 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     f"{_NIXL}.push_worker.NixlPushConnectorWorker": (
         *("_recving_metadata", "_recving_transfers", "_reg_send_inbox", "_push_writer_wake"),
         *("_sending_transfers", "_sending_transfers_lock", "_pending_d_registrations"),
-        *("vllm_config", "engine_id"),
+        *("_deferred_push_inbox", "vllm_config", "engine_id"),
     ),
 }
 """Set in the source of the class or of one that it extends."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 _AGENTS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
+_MOST_HANDSHAKES = 3
 _MOST_EARLY = 10_000
 """Most registrations, of some 1 KB, that a prefill engine keeps for prompts it hasn't computed."""
 
@@ -32,19 +35,10 @@ class TransferWorker:
     """Methods that vLLM adds to its worker. Push only; `engines.vllm.withdrawal` calls them."""
 
     def free_withdrawn(self) -> None:
-        """Treat what prefill need not write as written. See `withdraw_transfers`."""
+        """Let prefill free what it need not or can't write. See `withdraw_transfers`."""
         connector = _connector()
         connector._pending_d_registrations = _Newest()  # noqa: SLF001 - no public one
-        write = connector._do_start_push_kv  # noqa: SLF001
-
-        def write_if_wanted(core_id: str, blocks: Any, registration: Mapping[str, Any]) -> None:
-            if any(registration["local_block_ids"]):
-                write(core_id, blocks, registration)
-                return
-            with connector._sending_transfers_lock:  # noqa: SLF001
-                connector._sending_transfers.setdefault(core_id, [])  # noqa: SLF001
-
-        connector._do_start_push_kv = write_if_wanted  # noqa: SLF001
+        connector._do_start_push_kv = _Writes(connector).start  # noqa: SLF001
 
     def withdraw_transfers(self, peers: Mapping[str, Mapping[str, Any]]) -> None:
         """Tell prefill to write nothing: a registration without blocks replaces the first one.
@@ -63,6 +57,52 @@ class TransferWorker:
         for core_id in core_ids:
             if core_id in connector._recving_metadata:  # noqa: SLF001
                 connector._recving_transfers.setdefault(core_id, [])  # noqa: SLF001
+
+
+class _Writes:
+    """What a prefill engine writes into decode's blocks, in the place of vLLM's own method.
+
+    vLLM tries to meet a decode engine once, for all requests that need it then. If that fails, as
+    on a machine too busy to answer within 5 s, it keeps their blocks until the lease is over.
+    """
+
+    def __init__(self, connector: Any) -> None:
+        """``connector``: vLLM's, whose `_do_start_push_kv` is replaced by `start`."""
+        self._connector = connector
+        self._write = connector._do_start_push_kv  # noqa: SLF001 - no public one
+        self._failed: Counter[str] = Counter()
+        """Failed handshakes by request."""
+
+    def start(self, core_id: str, blocks: Any, registration: Mapping[str, Any]) -> None:
+        """Write once decode's engine is known. All calls come from vLLM's writer thread."""
+        wanted = any(registration["local_block_ids"])
+        if not wanted or self._failed[core_id] == _MOST_HANDSHAKES:
+            self._free(core_id)
+            return
+        meeting = self._connector._ensure_handshake(  # noqa: SLF001
+            registration["decode_engine_id"],
+            registration["decode_host"],
+            registration["decode_port"],
+            registration["decode_tp_size"],
+        )
+        if meeting is None:
+            del self._failed[core_id]
+            self._write(core_id, blocks, registration)
+            return
+
+        def again(met: Future[Any]) -> None:
+            if met.exception() is not None:
+                self._failed[core_id] += 1
+            self._connector._deferred_push_inbox.put((core_id, blocks, registration))  # noqa: SLF001
+            self._connector._push_writer_wake.set()  # noqa: SLF001
+
+        meeting.add_done_callback(again)
+
+    def _free(self, core_id: str) -> None:
+        """Treat it as written."""
+        del self._failed[core_id]
+        with self._connector._sending_transfers_lock:  # noqa: SLF001
+            self._connector._sending_transfers.setdefault(core_id, [])  # noqa: SLF001
 
 
 class _Newest(dict[str, Any]):
