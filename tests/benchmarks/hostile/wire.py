@@ -74,18 +74,13 @@ def literal(name: bytes, value: bytes, *, indexed: bool = False) -> bytes:
     return (b"\x40" if indexed else b"\x00") + text(name) + text(value)
 
 
-def request_headers(path: bytes | str, content_type: bytes) -> bytes:
-    """Make the header block of a POST; it leaves the dynamic table alone."""
-    path = path.encode() if isinstance(path, str) else path
-    block = b"\x83\x86\x04" + text(path) + b"\x01" + text(b"processor")
-    return block + b"\x0f\x10" + text(content_type)
-
-
 def headers(
     path: bytes | str, key: str | None = None, more: Iterable[tuple[bytes, bytes]] = ()
 ) -> bytes:
     """Make the header block of a gRPC call; it leaves the dynamic table alone."""
-    block = request_headers(path, b"application/grpc") + literal(b"te", b"trailers")
+    path = path.encode() if isinstance(path, str) else path
+    block = b"\x83\x86\x04" + text(path) + b"\x01" + text(b"processor")
+    block += b"\x0f\x10" + text(b"application/grpc") + literal(b"te", b"trailers")
     if key:
         block += literal(b"authorization", b"Bearer " + key.encode())
     return block + b"".join(literal(name, value) for name, value in more)

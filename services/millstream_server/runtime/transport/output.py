@@ -267,13 +267,13 @@ class Sender:
     def _room(self) -> int:
         """Bytes that a frame may have now, by the windows."""
         h2 = self._connection.h2
-        most: int = min(
+        room: int = min(
             self._window.outbound_flow_control_window,
             h2.outbound_flow_control_window,
             h2.max_outbound_frame_size,
             _MOST_FRAME_BYTES,
         )
-        return most
+        return room
 
     def _send_frame(self, data: bytes | memoryview) -> None:
         """Send a DATA frame for which there is room."""
@@ -345,13 +345,22 @@ class Sender:
         """End the stream, with the response's headers in front if they haven't been sent."""
         self._send_headers(trailers if self._begun else [*RESPONSE[:2], *trailers], end=True)
 
-    def _send_headers(self, headers: Sequence[Header] = RESPONSE, *, end: bool = False) -> None:
-        """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
+    def _send_headers(
+        self,
+        headers: Sequence[Header] = RESPONSE,
+        once: Sequence[Header] = (),
+        *,
+        end: bool = False,
+    ) -> None:
+        """Send headers or, with ``end``, trailers; then the stream is over on both sides.
+
+        ``once``: see `ServerState.respond`.
+        """
         self._begun = True
         connection, h2 = self._connection, self._connection.h2
         if not h2.can_send(self._id):
             return  # `Stream.lost` comes with the next event
         connection.strikes = 0
-        h2.respond(self._id, headers, end_stream=end)
+        h2.respond(self._id, headers, once, end_stream=end)
         if end:
             h2.ask_for_no_more(self._id)
