@@ -18,7 +18,16 @@ async def _door(processor: str, tracing: Tracing | None) -> AsyncIterator[int]:
         yield served.port
 
 
-@pytest.fixture(autouse=True, params=["in the Processor", "on its own"])
+_PLACES = ("in the Processor", "on its own")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests in both places; those of pages, which ask little of the API, in the first."""
+    pages = metafunc.module.__name__.endswith("_page")
+    metafunc.parametrize("place", _PLACES[:1] if pages else _PLACES, indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "on its own":
         monkeypatch.setattr(in_process, "in_front", _door)
