@@ -82,6 +82,10 @@ def _continues_whatever_is_asked() -> Patch:
     return mock.patch.object(redispatch, "way_of", return_value=Way.CONTINUE)
 
 
+def _goes_on_nowhere() -> Patch:
+    return mock.patch.object(redispatch, "way_of", return_value=None)
+
+
 def _gives_a_replay_out() -> Patch:
     def emit(self: Successor, token_ids: Any, logprobs: Any = ()) -> None:
         self._replayed = len(self._tokens)
@@ -186,6 +190,8 @@ MUTATIONS = (
     Mutation(_keeps_the_budget, _made(faults=_KILLS[1:]), "and 30 end it"),
     Mutation(_continues_whatever_is_asked, _made(_STATE, faults=_KILLS[:1]), "of choice 0 is"),
     Mutation(_continues_whatever_is_asked, _made(_STATE, faults=_KILLS[1:]), "of choice 0 is"),
+    Mutation(_goes_on_nowhere, _made(faults=_KILLS[:1]), "it ended as End(code=<Code.UNAVAILABLE"),
+    Mutation(_goes_on_nowhere, _made(faults=_KILLS[1:]), "it ended as End(code=<Code.UNAVAILABLE"),
     Mutation(_gives_a_replay_out, _made(_LOGPROBS, faults=_KILLS[:1]), "of choice 0 is"),
     Mutation(_gives_a_replay_out, _made(_LOGPROBS, faults=_KILLS[1:]), "of choice 0 is"),
     Mutation(_drops_logprobs, _made(_LOGPROBS, pacing_s=0.35), "has logprobs of"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import VOCAB_SIZE
-from tests.support.simulation.engine import Drawn, Machine, mark, spoken
+from tests.support.simulation.engine import Drawn, Machine, spoken
 from tests.support.writing import WRITERS
 
 MODEL = "m"
@@ -235,7 +235,6 @@ class Course:
         return ("LENGTH", None) if len(tokens) >= knobs.tokens else None
 
 
-def prompt_of(messages: Sequence[Said], form: str, text: TextModel) -> list[int]:
-    ids = text.encode(rendered(messages, form), add_special_tokens=False)
-    assert ids[-1] == mark(text)
-    return list(ids)
+def tokens_of(messages: Sequence[Said], form: str) -> int:
+    """Return how many tokens the prompt of a conversation has: a byte is one."""
+    return len(rendered(messages, form).encode())
