@@ -86,6 +86,19 @@ async def test_hand_offs_that_fail_again_end_it_and_accuse_it_of_nothing(
     assert "third" not in it.it.workers.asked
 
 
+async def test_a_ticket_that_a_worker_refuses_is_not_the_clients_fault(
+    text_model: TextModel,
+) -> None:
+    """A machine whose clock is wrong: the request goes on at others, or may be sent again."""
+    it, expired = lossy(text_model, PAIR), InvalidRequestError.of("ticket.expires_at", "has passed")
+    it.lose([], expired)
+    assert len(it.routes.asked) == 1
+    it.sink().fail(expired)
+    await it.it.client.end()
+    assert isinstance(it.it.client.raised, KvTransferError)
+    assert it.it.client.raised.retryable
+
+
 async def test_a_hand_off_that_failed_avoids_either_end(text_model: TextModel) -> None:
     """With one prefill worker only, the way to another decode worker may be open."""
     it = lossy(text_model, PAIR)
