@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from millstream_server.control.engine import Role
@@ -145,6 +147,21 @@ async def test_a_cancelled_turn_whose_worker_is_lost_ends_as_cancelled(
     await it.it.client.end()
     assert it.it.turn.choices[0].finish_reason is FinishReason.CANCELLED
     assert (it.it.client.raised, it.routes.asked) == (None, [])
+
+
+async def test_choices_that_end_with_a_lost_one_are_not_told_as_cancelled(
+    text_model: TextModel,
+) -> None:
+    """The client has asked for no cancel: it gets the loss."""
+    it = lossy(text_model, plans=[], n=2)
+    first, second = it.it.workers.sinks["decode"]
+    second.emit([50])
+    first.fail(GONE)
+    second.finish(replace(DONE, reason=FinishReason.CANCELLED))
+    await it.it.client.end()
+    assert it.it.client.raised is GONE
+    told = [delta for message in it.it.client.messages for delta in message.choices]
+    assert [(delta.index, delta.token_count, delta.finish_reason) for delta in told] == [(1, 1, 0)]
 
 
 async def test_a_turn_that_is_closed_goes_nowhere(text_model: TextModel) -> None:
