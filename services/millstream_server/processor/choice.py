@@ -297,9 +297,15 @@ class Choice(Leg):
         self._texts.append(text)
         return text, len(ids)
 
-    def take(self) -> Delta | None:
-        """Return the new output as a delta; None if there is none."""
+    def take(self, *, failed: bool = False) -> Delta | None:
+        """Return the new output as a delta; None if there is none.
+
+        ``failed``: another choice has ended the turn with an error, so that this one was cancelled.
+        Nobody asked for that, so it isn't told.
+        """
         ids, finish = self.unsent, self.result
+        if failed and finish is not None and finish.reason is FinishReason.CANCELLED:
+            finish = None
         if not (ids or finish) or self.finish_reason is not None or self.waits_for_prompt:
             return None
         logprobs, self.unsent, self._logprobs = self._logprobs, [], None

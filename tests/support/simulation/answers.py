@@ -117,7 +117,7 @@ def wrong_answer(
         found += filter(None, [_wrong_tokens(index, choice, course, lies)])
         found += [f"choice {index}: {what}" for what in _wrong_end(choice, course)]
         if not found:
-            wrong = _wrong_text(choice, course) if turn is None else []
+            wrong = _wrong_text(choice, course, resumed=answer.resumed) if turn is None else []
             wrong += _wrong_pieces(choice, course, turn, form) if turn is not None else []
             found += [f"choice {index}: {what}" for what in wrong]
     if answer.finished:
@@ -128,16 +128,21 @@ def wrong_answer(
 def wrong_resumed(answer: Answer, course: Course, turn: Turn | None, form: str) -> list[str]:
     """Hold a chat that its client went on with by its text: its tokens may be others."""
     choice = answer.choices.get(0, Choice())
-    said = choice.text + "".join(content for kind, content in choice.pieces if kind == "text")
-    course_text = course.text.decode(list(course.told or ()))
-    if turn is not None:
-        parts = read_whole(turn.written(form), form, turn)
-        course_text = "".join(content for kind, content in parts if kind == "text")
+    said = choice.text + _text_of(choice.pieces)
+    raw = course.text.decode(list(course.told or ()))
+
+    def cut(end: int) -> str:
+        return raw[:end] if turn is None else _text_of(read_whole(raw[:end], form, turn))
+
     whole = choice.reason in ("STOP", "TOOL_CALLS")
-    raw = course.text.decode(list(course.told or ()))  # where it is cut, a marker is text
-    if said == course_text if whole else course_text.startswith(said) or raw.startswith(said):
+    ends = [len(raw)] if whole else range(len(raw) + 1)
+    if any(said == cut(end) for end in ends):
         return []
-    return [f"it went on at another Processor, and says {said!r}, not {course_text!r}"]
+    return [f"it went on at another Processor, and says {said!r}, which no part of {raw!r} means"]
+
+
+def _text_of(pieces: Sequence[Piece]) -> str:
+    return "".join(content for kind, content in pieces if kind == "text")
 
 
 def _wrong_tokens(index: int, choice: Choice, course: Course, lies: Sequence[int]) -> str:
@@ -171,8 +176,10 @@ def _shown(choice: Choice, course: Course) -> tuple[str, str]:
     return before, found
 
 
-def _wrong_text(choice: Choice, course: Course) -> list[str]:
+def _wrong_text(choice: Choice, course: Course, *, resumed: bool) -> list[str]:
     said, _ = _shown(choice, course)
+    if resumed:  # half a character that nothing completes was the lost Processor's to show
+        said, choice.text = said.replace("\ufffd", ""), choice.text.replace("\ufffd", "")
     held = len(course.knobs.stop) if not choice.reason else 0  # it may be a stop's beginning
     if said.startswith(choice.text) and len(choice.text) >= len(said) - held:
         return []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _OURS = frozenset({Code.INTERNAL, Code.UNKNOWN, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED})
 """No fault explains these."""
-_SPARED = frozenset({"kill", "vanish", "die", "reset", "drain", "wedge", "jump"})
+_SPARED = frozenset({"kill", "vanish", "die", "reset", "drain", "wedge"})
 """One of these faults costs no answer that can go on."""
 
 

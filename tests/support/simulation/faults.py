@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 LIE = 7
 """What an engine that lies adds to each token."""
 _SLOW = 30.0
-_JUMP_S = 25.0
+_JUMPS_S = (25.0, -25.0, 100.0, -100.0)
+"""Tickets allow for a difference of a minute."""
 _TOLD_S = 0.5
 """A worker whose engine has died tells its callers before it ends."""
 _PATIENCE = 10.0
@@ -161,9 +162,9 @@ class Faults:
     # ---- clocks
 
     async def jump(self, fault: Fault) -> None:
-        """Let a machine's wall clock be wrong for a while, by less than tickets allow for."""
+        """Let a machine's wall clock be wrong for a while."""
         name = self._suite.name(self._index(fault)) if fault.target % 3 else self._front(fault)
-        self._suite.network.skews_s[name] = _JUMP_S if fault.target % 2 else -_JUMP_S
+        self._suite.network.skews_s[name] = _JUMPS_S[fault.target % len(_JUMPS_S)]
         await asyncio.sleep(fault.lasts_s)
         self._suite.network.skews_s.pop(name, None)
 

@@ -165,6 +165,16 @@ def test_a_text_begins_with_the_character_that_its_prompt_ends_in(
         assert before.push(ids[:cut]) + behind.push(ids[cut:]) == whole, cut
 
 
+def test_half_a_character_of_the_prompt_that_nothing_completes_is_not_shown(
+    models: dict[str, TextModel],
+) -> None:
+    model = models["sentencepiece"]
+    first, letter = byte_tokens(model, b"\xc3a")
+    behind = start(model, continuation=True, behind=[letter, first])
+    assert (behind.push([letter]), behind.push([first]), behind.flush()) == ("a", "", "\ufffd")
+    assert start(model, continuation=True, behind=[first]).flush() == ""
+
+
 def test_the_leading_space_goes_though_a_special_token_came_first(
     models: dict[str, TextModel],
 ) -> None:

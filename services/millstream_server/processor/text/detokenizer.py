@@ -79,8 +79,8 @@ def detokenizer(
 
     ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
     space is kept; otherwise it is dropped. ``behind``: the prompt's ids. If they end inside of a
-    character, the text begins with that character: a client that goes on with an answer's tokens
-    has nothing of it.
+    character that the text completes, it begins with it: a client that goes on with an answer's
+    tokens has nothing of it.
     """
     table = model.pieces
     if table is None:
@@ -89,14 +89,14 @@ def detokenizer(
     texts = table.visible_texts if skip_special_tokens else table.every_texts
     made = _PieceText(pieces, pieces if continuation else table.opening, texts)
     if behind:
-        made.push(behind[-_MAX_CHARACTER_TOKENS:])  # its text is the prompt's
+        made.begin_behind(behind[-_MAX_CHARACTER_TOKENS:])
     return made
 
 
 class _PieceText:
     """Joins bytes from the table and decodes whole characters."""
 
-    __slots__ = ("_opening", "_pieces", "_tail", "_texts")
+    __slots__ = ("_opening", "_pieces", "_prompts", "_tail", "_texts")
 
     def __init__(
         self, pieces: Sequence[bytes], opening: Sequence[bytes], texts: dict[int, str]
@@ -105,6 +105,13 @@ class _PieceText:
         self._texts = texts
         self._opening: Sequence[bytes] | None = None if opening is pieces else opening
         self._tail = b""
+        self._prompts = False
+        """The tail began in the prompt."""
+
+    def begin_behind(self, ids: Sequence[int]) -> None:
+        """Begin inside of the character that a prompt's last ids end in, if they do."""
+        self._push(ids)  # this text is the prompt's
+        self._prompts = bool(self._tail)
 
     def push(self, ids: Sequence[int]) -> str:
         if len(ids) != 1 or self._tail or self._opening is not None:
@@ -121,12 +128,17 @@ class _PieceText:
         data = self._tail + self._bytes(ids)
         text, used = codecs.utf_8_decode(data, "replace", False)  # noqa: FBT003 (C function)
         self._tail = data[used:]
-        return text
+        return self._own(text) if self._prompts and text else text
 
     def flush(self) -> str:
         text = self._tail.decode("utf-8", "replace")
         self._tail = b""
-        return text
+        return self._own(text) if self._prompts else text
+
+    def _own(self, text: str) -> str:
+        """Leave out half a character of the prompt's that this text doesn't complete."""
+        self._prompts = False
+        return text.removeprefix("\ufffd")
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         if self._opening is not None:
