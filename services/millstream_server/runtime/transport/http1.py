@@ -236,7 +236,7 @@ class Http1Connection(BaseConnection):
 
     def _go_on(self) -> None:
         """Go on behind the first request's response."""
-        request = self._reader.requests.popleft()
+        request = self._reader.requests.pop(0)
         self._since_s = self.loop.time()
         if self.takes_no_more or not (request.keeps and request.whole):
             self._close(linger=not request.whole)
@@ -257,6 +257,7 @@ class Http1Connection(BaseConnection):
             self._leaves_s = math.inf
             self.takes_no_more = True  # the next response says so: its client may be sending now
         self._end_silent(now_s)
+        self._reader.rest()
         limit_s = self.options.headers_s if self._reader.begun else _IDLE_S
         if not self.streams and now_s - self._since_s > limit_s:
             self._close()

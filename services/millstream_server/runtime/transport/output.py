@@ -66,8 +66,9 @@ class Outbox:
         """The socket's buffer is full."""
         self._ready: list[Sender] = []
         """Those whose sources have messages: asked when frames are written, once per loop turn."""
-        self._waiting: deque[Sender] = deque()
-        """Those that have something to send and whose own windows have room."""
+        self._waiting: deque[Sender] | tuple[()] = ()
+        """Those that have something to send and whose own windows have room. A deque is made for
+        the first: on most connections of HTTP/1.1 none ever waits."""
 
     def open(self, transport: Any, h2: ServerState | NoWindow) -> None:
         """Write to ``transport`` within the connection's window, which ``h2`` keeps."""
@@ -124,6 +125,8 @@ class Outbox:
         """Send a stream's `unsent` when the windows and the socket allow."""
         if not sender.queued:
             sender.queued = True
+            if isinstance(self._waiting, tuple):
+                self._waiting = deque()
             self._waiting.append(sender)
             self.pump()
 
@@ -140,7 +143,8 @@ class Outbox:
                 sender.queued = False
 
     def close(self) -> None:
-        self._waiting.clear()
+        if self._waiting:
+            self._waiting.clear()
         self._ready.clear()
 
 
