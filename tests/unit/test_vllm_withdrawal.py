@@ -61,6 +61,7 @@ class _Connector(SimpleNamespace):
         self.written: list[str] = []
         super().__init__(
             _pending_d_registrations={},
+            _reqs_to_process={"a"},
             _do_start_push_kv=lambda core_id, *_: self.written.append(core_id),
             _ensure_handshake=lambda *_: next(left),
             _deferred_push_inbox=queue.SimpleQueue(),
@@ -73,12 +74,18 @@ class _Connector(SimpleNamespace):
 
     def run(self, core_id: str, blocks: list[list[int]]) -> None:
         """Do as vLLM's writer thread does with a registration of decode's blocks."""
-        where = {"decode_host": "10.0.0.2", "decode_port": 7, "decode_tp_size": 1}
-        self._do_start_push_kv(
-            core_id, [[3]], {**where, "decode_engine_id": "d", "local_block_ids": blocks}
-        )
+        self._do_start_push_kv(core_id, [[3]], _registration(blocks))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Do as it does when it has met a decode engine."""
         while not self._deferred_push_inbox.empty():
             self._do_start_push_kv(*self._deferred_push_inbox.get())
+
+
+def _registration(blocks: list[list[int]]) -> dict[str, Any]:
+    where = {"decode_host": "10.0.0.2", "decode_port": 7, "decode_tp_size": 1}
+    return {**where, "decode_engine_id": "d", "local_block_ids": blocks}
 
 
 def _meeting(error: Exception | None = None) -> Future[Any]:
@@ -110,6 +117,32 @@ def test_prefill_frees_what_decode_has_given_up(monkeypatch: pytest.MonkeyPatch)
     connector.run("a", [])
     assert connector.written == []
     assert connector._sending_transfers == {"a": []}
+
+
+def test_prefill_writes_nothing_that_decode_gives_up_while_they_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decode's blocks may be another request's by then."""
+    meeting: Future[Any] = Future()
+    connector = _Connector(monkeypatch, meeting, None)
+    connector.run("a", [[8]])
+    connector._pending_d_registrations["a"] = _registration([])
+    meeting.set_result(None)
+    connector.go_on()
+    assert connector.written == []
+    assert connector._sending_transfers == {"a": []}
+
+
+def test_prefill_writes_nothing_when_the_lease_ends_while_they_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meeting: Future[Any] = Future()
+    connector = _Connector(monkeypatch, meeting, None)
+    connector.run("a", [[8]])
+    connector._reqs_to_process.clear()
+    meeting.set_result(None)
+    connector.go_on()
+    assert (connector.written, connector._sending_transfers) == ([], {})
 
 
 def test_prefill_keeps_no_early_registration_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     f"{_NIXL}.push_worker.NixlPushConnectorWorker": (
         *("_recving_metadata", "_recving_transfers", "_reg_send_inbox", "_push_writer_wake"),
         *("_sending_transfers", "_sending_transfers_lock", "_pending_d_registrations"),
-        *("_deferred_push_inbox", "vllm_config", "engine_id"),
+        *("_deferred_push_inbox", "_reqs_to_process", "vllm_config", "engine_id"),
     ),
 }
 """Set in the source of the class or of one that it extends."""

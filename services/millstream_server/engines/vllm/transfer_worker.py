@@ -27,6 +27,8 @@ def lock_nixl() -> None:
     """
     module: Any = importlib.import_module(_AGENTS)
     made: Any = module.nixl_agent_config
+    if made is None:  # there is no NIXL: vLLM says so
+        return
     modes: Any = importlib.import_module(made.__module__).nixl_thread_sync_t
     module.nixl_agent_config = functools.partial(made, sync_mode=modes.NIXL_THREAD_SYNC_STRICT)
 
@@ -74,7 +76,15 @@ class _Writes:
         """Failed handshakes by request."""
 
     def start(self, core_id: str, blocks: Any, registration: Mapping[str, Any]) -> None:
-        """Write once decode's engine is known. All calls come from vLLM's writer thread."""
+        """Write once decode's engine is known. All calls come from vLLM's writer thread.
+
+        Decode may give up meanwhile, and use its blocks for others: that registration counts. And
+        the lease may end, after which prefill's own blocks are others'.
+        """
+        if core_id not in self._connector._reqs_to_process:  # noqa: SLF001 - no public one
+            del self._failed[core_id]
+            return
+        registration = self._connector._pending_d_registrations.pop(core_id, registration)  # noqa: SLF001
         wanted = any(registration["local_block_ids"])
         if not wanted or self._failed[core_id] == _MOST_HANDSHAKES:
             self._free(core_id)
