@@ -1,6 +1,6 @@
 """Kill -9 of a real SGLang worker: what it ran goes on at others, its engine goes, it comes back.
 
-In a file of its own, last by name: it restarts a worker of the session's suite.
+In a file of its own, late by name: it restarts a worker of the session's suite.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Faults of real SGLang workers in the middle of a hand-off: no chat fails, hangs or is wrong.
 
-Rows of `tests.benchmarks.faults` with few chats. Late by name: they restart workers of the suite.
+Rows of `tests.benchmarks.faults` with few chats. Last by name: they restart workers of the suite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.benchmarks.known_chats import KnownChats
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 _CHATS = 12
-_ROWS = ("prefill-killed", "prefill-engine-stopped", "decode-killed", "decode-engine-stopped")
+_ROWS = ("prefill-killed", "prefill-engine-stopped", "decode-engine-stopped", "decode-killed")
 
 
 @pytest.fixture(scope="module")
