@@ -46,6 +46,8 @@ _SHOWN = 5
 _AFTERWARDS = 4
 """Chats that are held when the fault is over."""
 _DISK_FULL = "all-disk-full"
+_UNNOTICED = (_DISK_FULL, "decode-engine-stopped", "aggregated-engine-stopped")
+"""A pause is no loss. In all other rows some chats must have gone on elsewhere."""
 ROWS = [f"{role}-{fault.name.lower().replace('_', '-')}"
         for role in ("prefill", "decode", "aggregated")
         for fault in Fault if fault is not Fault.DISK_FULL] + [_DISK_FULL]  # fmt: skip
@@ -116,6 +118,7 @@ class Faults:
         role, _, fault = name.partition("-")
         row = Row()
         handoff = "never" if role == "aggregated" else "always"
+        await self._until_serving()
         async with self._front(name, handoff) as (stub, relays):
             victim = Victim(
                 self.workers["decode" if role == "all" else role],
@@ -128,7 +131,10 @@ class Faults:
             row.went_on = Counter(way for chat in held for way in chat.ways)
             row.longest_silence_s = max(chat.silence_s for chat in held)
             row.broken = _wrong(held, role)
+            if not row.went_on and name not in _UNNOTICED:
+                row.broken.append("no chat noticed the fault")
             row.blocks_free_s = await self._until_idle(row)
+            await self._until_serving()
             await until(lambda: self._connected(stub), _CONNECTED_S)
             after = await asyncio.gather(*(self.chats.hold(stub, i) for i in range(_AFTERWARDS)))
             row.broken += [f"after the fault: {text}" for text in _wrong(after, "all")]
@@ -157,6 +163,11 @@ class Faults:
             ended.set()
             await asyncio.wait_for(striking, STUCK_S * 3)
         return held
+
+    async def _until_serving(self) -> None:
+        """Wait for all workers: one whose engine was stopped gets no requests for a while."""
+        for worker in self.workers.values():
+            await worker.until_serving()
 
     async def _until_idle(self, row: Row) -> float:
         """Wait until no worker runs or holds anything; return how long it took."""

@@ -15,7 +15,7 @@ from tests.support.processes.suite import TICKET_KEY, ServiceProcess, stop_all
 
 # A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
 _SLOW_PREFILL = "--chunked-prefill-size 16 --disable-radix-cache"
-_TRANSFER_TIMEOUT_S = 10
+_TRANSFER_TIMEOUT_S = 15
 # How long blocks of a broken transfer are kept, lest prefill still writes; 30 s by default.
 _KEPT = {"SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "5"}
 

@@ -1,6 +1,6 @@
 """Faults of real SGLang workers in the middle of a hand-off: no chat fails, hangs or is wrong.
 
-Rows of `tests.benchmarks.faults` with few chats. Late by name: they restart workers of the suite.
+Rows of `tests.benchmarks.faults` with few chats. Last by name: they restart workers of the suite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.benchmarks.known_chats import KnownChats
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 _CHATS = 12
-_ROWS = ("prefill-killed", "prefill-engine-stopped", "decode-killed", "decode-engine-stopped")
+_ROWS = ("prefill-killed", "prefill-engine-stopped", "decode-engine-stopped", "decode-killed")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ async def test_a_fault_in_mid_transfer_costs_no_chat(
     row = await faults.run(name, _CHATS, at_once=_CHATS)
     assert row.broken == [], row
     assert row.statuses == {"OK": _CHATS}
-    assert bool(row.went_on) == (name != "decode-engine-stopped"), "a pause is no loss"
+    if name == "decode-engine-stopped":
+        assert "CONTINUE" not in row.went_on, "a pause is no loss for those that decode"
     for front in (suite.front_aggregated, suite.front_disaggregated):
         await front.until_serving(timeout_s=30)
