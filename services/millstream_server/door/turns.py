@@ -87,7 +87,11 @@ class RemoteTurn:
         message = await self._stream.read()
         self._describe(message.started)
         output.begin(self, call)
-        self._take(message)
+        try:
+            self._take(message)
+        except BaseException:  # it has more choices than were asked for
+            output.close()
+            raise
         self._reading = asyncio.ensure_future(self._read())
 
     def _describe(self, started: processor_pb2.TurnStarted) -> None:
