@@ -231,6 +231,29 @@ async def test_what_the_client_does_not_have_is_dropped_if_it_can_not_be_continu
     assert it.ways == [(0, Way.AGAIN)]
 
 
+@pytest.mark.parametrize("others", [1, 0])
+async def test_an_end_that_waited_for_the_prompts_logprobs_is_dropped_with_its_tokens(
+    text_model: TextModel, others: int
+) -> None:
+    """Decode had ended; prefill is lost with the logprobs. Nothing was sent of either."""
+    plans = [on(OTHER)] * others
+    it = lossy(text_model, PAIR, plans=plans, logprobs=LogprobOptions(prompt=True))
+    decode, prefill = (it.it.workers.sinks[name][0] for name in ("decode", "prefill"))
+    decode.emit([40], [TokenLogprob(40, -1.0)])
+    decode.finish(DONE)
+    prefill.fail(GONE)
+    if not others:
+        await it.it.client.end()
+        assert it.it.client.raised is GONE
+        return
+    it.sink().emit([40, 41], [TokenLogprob(40, -1.0), TokenLogprob(41, -1.0)])
+    it.it.client._pull()
+    assert it.it.turn.choices[0].finish_reason is None
+    it.sink().finish(replace(DONE, prompt_logprobs=(TokenLogprob(1, -1.0),)))
+    await it.it.client.end()
+    assert (it.ids, it.ways) == ([40, 41], [(0, Way.AGAIN)])
+
+
 async def test_a_replay_drops_what_the_client_has(text_model: TextModel) -> None:
     it = lossy(text_model, logprobs=LogprobOptions(), temperature=0.0)
     first = it.it.workers.sinks["decode"][0]

@@ -264,7 +264,7 @@ class Choice(Leg):
         if self.prompt_leg is not None:
             self.prompt_leg.abandon()
         self.turn, self.successor, self.span = turn, successor, NO_SPAN
-        self.error = self.prompt_leg = self.ticket = self.dispatch = None
+        self.error = self.result = self.prompt_leg = self.ticket = self.dispatch = None
         self.wants_prompt_logprobs = False
         self._running = successor
 

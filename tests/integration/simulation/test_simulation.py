@@ -31,8 +31,8 @@ from tests.support.simulation.ways import (
 )
 
 _REQUESTS = 100
-_GROUPS = 10
-_PER_GROUP = 10
+_GROUPS = 20
+_PER_GROUP = 5
 
 
 @pytest.mark.parametrize("group", range(_GROUPS))
@@ -41,6 +41,16 @@ def test_faults_break_no_promise(group: int) -> None:
     for seed in range(group * _PER_GROUP, (group + 1) * _PER_GROUP):
         wrong = play(scenario(seed, _REQUESTS)).wrong
         assert not wrong, f"seed {seed}: python -m tests.benchmarks.simulation --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", [10051, 10118, 10175, 20039])
+def test_a_seed_that_once_failed(seed: int) -> None:
+    """Other draws may hide what it found: a unit test shows that by itself.
+
+    10051: choices told as cancelled because another one failed; 10118: a stale end behind a lost
+    prefill worker; 10175 and 20039: where an answer is cut, half a marker is text.
+    """
+    assert not play(scenario(seed, _REQUESTS)).wrong
 
 
 def test_each_row_of_the_table_is_drawn() -> None:
@@ -62,29 +72,34 @@ def test_a_seed_gives_the_same_run() -> None:
     assert play(scenario(8, 30)).seen != one.seen
 
 
-def test_no_fault_means_no_error() -> None:
-    for seed in range(4):
-        made = replace(scenario(seed, 30, faults=0), max_running=0)
-        result = play(made)
-        assert not result.wrong
-        assert set(result.ends) <= {"OK", "CANCELLED"}, "some clients cancel"
+@pytest.mark.parametrize("seed", range(4))
+def test_no_fault_means_no_error(seed: int) -> None:
+    result = play(replace(scenario(seed, 30, faults=0), max_running=0))
+    assert not result.wrong
+    assert set(result.ends) <= {"OK", "CANCELLED"}, "some clients cancel"
 
 
-def test_a_rolling_restart_costs_no_request() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rolling_restart_costs_no_request(seed: int) -> None:
     """Of all workers and Processors, while clients neither retry nor go on."""
-    for seed in range(3):
-        made = scenario(seed, 40, faults=0)
-        names = [("drain", i) for i in range(2)] + [("drain_front", 7 * i) for i in range(2)]
-        faults = tuple(
-            Fault(2.0 + 3 * place, kind, target, 9.0) for place, (kind, target) in enumerate(names)
+    made = scenario(seed, 40, faults=0)
+    nodes = [("drain", 0), ("drain", 1), ("drain_front", 0), ("drain_front", 7)]
+    result = play(
+        replace(
+            made,
+            workers=(Role.AGGREGATED,) * 2,
+            processors=2,
+            max_running=0,
+            step_s=0.02,
+            requests=tuple(_patient(each) for each in made.requests if not each.knobs.diffusion),
+            faults=tuple(
+                Fault(2.0 + 3 * place, kind, target, 9.0)
+                for place, (kind, target) in enumerate(nodes)
+            ),
         )
-        result = play(
-            replace(made, workers=(Role.AGGREGATED,) * 2, processors=2, max_running=0, step_s=0.02,
-                    requests=tuple(_patient(each) for each in made.requests if not
-                                   each.knobs.diffusion), faults=faults)
-        )  # fmt: skip
-        assert not result.wrong
-        assert set(result.ends) == {"OK"}
+    )
+    assert not result.wrong
+    assert set(result.ends) == {"OK"}
 
 
 def _patient(request: Completion | Chat) -> Completion | Chat:

@@ -135,6 +135,8 @@ def wrong_resumed(answer: Answer, course: Course, turn: Turn | None, form: str) 
         return raw[:end] if turn is None else _text_of(read_whole(raw[:end], form, turn))
 
     whole = choice.reason in ("STOP", "TOOL_CALLS")
+    if not whole:
+        said = said.removesuffix("\ufffd")  # cut inside of a character
     ends = [len(raw)] if whole else range(len(raw) + 1)
     if any(said == cut(end) for end in ends):
         return []
