@@ -32,6 +32,8 @@ PREFIX = Struct(">BI")
 _DATA = Struct(">HBBBIBI").pack
 """A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
 length."""
+_FRAME = Struct(">HBBBI").pack
+"""The same without a message's prefix."""
 _NOTHING = memoryview(b"")
 _MOST_FRAME_BYTES = 64 << 10
 """Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
@@ -285,7 +287,7 @@ class Sender:
         self._window.outbound_flow_control_window -= nbytes
         connection.h2.outbound_flow_control_window -= nbytes
         connection.strikes = 0
-        head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
+        head = _FRAME(nbytes >> 8, nbytes & 0xFF, 0, 0, self._id)
         connection.out.send(head + data)
 
     def ready(self) -> None:
