@@ -32,11 +32,18 @@ from millstream_server.generation.ticket import (
     KvTransfer,
     Ticket,
 )
-from millstream_server.runtime.errors import InvalidRequestError, KvTransferError
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    KvTransferError,
+)
 
 _CONNECTORS: Mapping[Connector, str] = {"push": "NixlPushConnector", "pull": "NixlConnector"}
 LEASE_S = math.ceil(TICKET_LIFETIME_S) + 30
 """Pull: how long prefill keeps blocks that decode doesn't read: vLLM lets it read freed ones."""
+_PORTS = range(20_000, 30_000)
+"""Below those that systems give to outgoing connections, one of which took a decode engine's."""
+_TRIES = 200
 TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 _FIELD = "ticket.engine_data"
 _NUMBERS = ("remote_port", "tp_size", "pp_size", "remote_num_tokens")
@@ -150,14 +157,15 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
     """Choose the addresses of an engine that hands off.
 
     Raises:
-        EngineFailedError: the port of a prefill engine is in use.
+        EngineFailedError: the port of a prefill engine is in use, or none is free.
     """
     if config.role is Role.PREFILL:
         config.check_bootstrap_port()
         port = config.bootstrap_port
     else:
         # Told to prefill with each registration. Ranks take the ports that follow.
-        port = _free_port(config.bootstrap_host)
+        ranks = int(config.extra.get("data_parallel_size", 1))
+        port = _free_ports(config.bootstrap_host, ranks)
     # With push nothing wrong is read later: decode's wait ends as well.
     lease_s = LEASE_S if config.connector == "pull" else math.ceil(config.transfer_timeout_s)
     return SideChannel(
@@ -170,11 +178,30 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
     )
 
 
-def _free_port(host: str) -> int:
+def _free_ports(host: str, count: int) -> int:
+    """Find ports in a row, which vLLM binds seconds later; return the first.
+
+    Raises:
+        EngineFailedError: there are none.
+    """
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    for _ in range(_TRIES):
+        first = secrets.choice(_PORTS)
+        if all(_is_free(family, host, first + rank) for rank in range(count)):
+            return first
+    raise EngineFailedError(
+        f"No port from {_PORTS.start} to {_PORTS.stop} is free on {host} for hand-offs; see "
+        "--bootstrap-host."
+    )
+
+
+def _is_free(family: socket.AddressFamily, host: str, port: int) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def _digest(token_ids: Sequence[int]) -> str:
