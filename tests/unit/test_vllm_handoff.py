@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +73,7 @@ def test_a_decode_engines_ports_are_none_of_outgoing_connections(
     """vLLM binds them seconds later; each rank has one."""
     first = free_port()
     choices = iter([first - 1, first + 1])  # the second rank's is taken, then none
-    monkeypatch.setattr(handoff.secrets, "choice", lambda _: next(choices))
+    monkeypatch.setattr(secrets, "choice", lambda _: next(choices))
     with socket.create_server(("127.0.0.1", first)):
         config = VllmEngineConfig(
             model_path="m",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import socket
 import threading
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ def test_a_side_channel_without_its_port_ends_the_core(monkeypatch: pytest.Monke
     listen = staticmethod(scheduler._nixl_handshake_listener)
     monkeypatch.setattr(scheduler, "_nixl_handshake_listener", listen)
     ended: list[int] = []
-    monkeypatch.setattr(core_process.os, "_exit", ended.append)
+    monkeypatch.setattr(os, "_exit", ended.append)
     ready = threading.Event()
     core_process._end_without_side_channel()
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -164,7 +164,7 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
         port = config.bootstrap_port
     else:
         # Told to prefill with each registration. Ranks take the ports that follow.
-        ranks = int(config.extra.get("data_parallel_size", 1))
+        ranks: Any = config.extra.get("data_parallel_size", 1)
         port = _free_ports(config.bootstrap_host, ranks)
     # With push nothing wrong is read later: decode's wait ends as well.
     lease_s = LEASE_S if config.connector == "pull" else math.ceil(config.transfer_timeout_s)
