@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import secrets
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from millstream_server.control.engine import Role
+from millstream_server.engines import config as of_engines
 from millstream_server.engines.vllm.config import Connector, VllmEngineConfig
 from millstream_server.engines.vllm.handoff import LEASE_S, SideChannel, side_channel
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.generation.ticket import TICKET_LIFETIME_S, EngineData, Ticket
 from millstream_server.runtime.errors import InvalidRequestError, KvTransferError
+from tests.support.processes.ports import free_port
 
 _PARALLEL = {"tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": 1}
 _PARAMS = {
@@ -61,6 +65,24 @@ def test_prefill_keeps_blocks_as_long_as_decode_waits_for_them(
     )
     extra = side_channel(config).transfer_config()["kv_connector_extra_config"]
     assert extra == {"kv_lease_duration": lease_s}
+
+
+def test_a_decode_engines_ports_are_none_of_outgoing_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM binds them seconds later; each rank has one."""
+    first = free_port()
+    choices = iter([first - 1, first + 1])  # the second rank's is taken, then none
+    monkeypatch.setattr(secrets, "choice", lambda _: next(choices))
+    with socket.create_server(("127.0.0.1", first)):
+        config = VllmEngineConfig(
+            model_path="m",
+            role=Role.DECODE,
+            bootstrap_host="127.0.0.1",
+            extra={"data_parallel_size": 2},
+        )
+        assert side_channel(config).port == first + 1
+    assert of_engines._PORTS.stop < 32_768
 
 
 def test_both_legs_of_a_push_have_one_id_without_a_dash() -> None:

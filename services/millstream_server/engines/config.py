@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +22,9 @@ from millstream_server.runtime.errors import EngineFailedError
 
 MAX_LORA_RANK = 16
 """That of most LoRA adapters; memory grows with it."""
+_PORTS = range(20_000, 30_000)
+"""Below those that systems give to outgoing connections, one of which took an engine's."""
+_TRIES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +85,28 @@ class EngineConfig:
             raise EngineFailedError(message) from error
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody has now, out of many: the next caller gets another one."""
-    return _bind(host, 0)
+def free_ports(host: str, count: int = 1) -> int:
+    """Find ports in a row for an engine that binds them seconds later; return the first.
+
+    Raises:
+        EngineFailedError: there are none.
+    """
+    for _ in range(_TRIES):
+        first = secrets.choice(_PORTS)
+        with contextlib.suppress(OSError):
+            for rank in range(count):
+                _bind(host, first + rank)
+            return first
+    message = f"No port from {_PORTS.start} to {_PORTS.stop} is free on {host} for the engine."
+    raise EngineFailedError(message)
 
 
-def _bind(host: str, port: int) -> int:
-    """Bind a socket, close it again and return its port."""
+def _bind(host: str, port: int) -> None:
+    """Bind a socket, and close it again."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
-        return int(probe.getsockname()[1])
 
 
 _OF_TEXT = (

@@ -271,7 +271,9 @@ async def _killed_in_all_phases(
         prefilling = stub.Complete(completion(_SLOW, _FEW))
         await prefill.busy(within_s=30)
         async with fleet.frozen("vllm prefill", "vllm decode"):
-            if await _running(decode) and await _running(prefill):
+            there, here = await _report(decode), await _report(prefill)
+            # Both are at decode, one waits there; probes of the engines count as running, too.
+            if there.running_requests and there.queued_requests and here.running_requests:
                 os.kill(pid, signal.SIGKILL)
                 return decoding, prefilling, answer
         await _rest(decoding, answer)  # one had ended: again
@@ -279,13 +281,13 @@ async def _killed_in_all_phases(
     raise AssertionError("no request decodes any more when another one prefills")
 
 
-async def _running(load: LoadWatch) -> int:
-    """Return how many requests a worker runs whose engine is frozen."""
+async def _report(load: LoadWatch) -> worker_pb2.LoadReport:
+    """Return what a worker says whose engine is frozen."""
     for _ in range(2):  # the first report may be of before
         seen = load.last
         await load.until(lambda report, seen=seen: report is not seen, 10)  # type: ignore[misc]
     assert load.last is not None
-    return load.last.running_requests
+    return load.last
 
 
 async def _rest(call: Any, answer: Answer) -> None:
@@ -322,7 +324,7 @@ async def _killed_while_it_decodes(
         for call, answer in zip(calls, answers, strict=True):
             answer.add(await call.read())
         async with fleet.frozen("vllm decode"):
-            killed = await _running(decode) == len(asked)
+            killed = (await _report(decode)).running_requests == len(asked)
             if killed:
                 os.kill(fleet.workers["vllm decode"].pid, signal.SIGKILL)
         for call, answer in zip(calls, answers, strict=True):

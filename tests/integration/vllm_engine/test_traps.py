@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import socket
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,3 +50,19 @@ def test_a_transfer_that_ends_after_its_request_ends_no_core(
     core_process._ignore_late_transfers()
     cls._update_from_kv_xfer_finished(scheduler, ended)
     assert ended.finished_recving == set()
+
+
+def test_a_side_channel_without_its_port_ends_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's core would wait for ever for the thread that has failed to bind it."""
+    scheduler: Any = importlib.import_module(core_process._NIXL).NixlBaseConnectorScheduler
+    listen = staticmethod(scheduler._nixl_handshake_listener)
+    monkeypatch.setattr(scheduler, "_nixl_handshake_listener", listen)
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    ready = threading.Event()
+    core_process._end_without_side_channel()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        scheduler._nixl_handshake_listener({}, ready, threading.Event(), "127.0.0.1", port)
+    assert not ready.is_set()
+    assert ended == [1]

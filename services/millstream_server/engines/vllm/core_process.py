@@ -9,11 +9,14 @@ from __future__ import annotations
 import ctypes
 import importlib
 import multiprocessing
+import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 _CORE = "vllm.v1.engine.core"
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,8 +38,25 @@ def run(*args: Any, **kwargs: Any) -> None:
         if parent is None or not parent.is_alive():  # it had ended before the request
             sys.exit(1)
     _ignore_late_transfers()
+    if kwargs["vllm_config"].kv_transfer_config is not None:
+        _end_without_side_channel()
     module: Any = importlib.import_module(_CORE)
     module.EngineCoreProc.run_engine_core(*args, **kwargs)
+
+
+def _end_without_side_channel() -> None:
+    """End the core if its side channel's port can't be bound: it would wait for it for ever."""
+    scheduler: Any = importlib.import_module(_NIXL).NixlBaseConnectorScheduler
+    listen = scheduler._nixl_handshake_listener  # noqa: SLF001 - no public one
+
+    def listen_or_end(*args: Any) -> None:
+        try:
+            listen(*args)
+        except Exception:  # noqa: BLE001 - of the vendor, in a thread that nobody joins
+            traceback.print_exc()
+            os._exit(1)
+
+    scheduler._nixl_handshake_listener = staticmethod(listen_or_end)  # noqa: SLF001
 
 
 def _ignore_late_transfers() -> None:

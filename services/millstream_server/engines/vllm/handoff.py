@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.control.engine import Role
-from millstream_server.engines.config import free_port
+from millstream_server.engines.config import free_ports
 from millstream_server.engines.vllm.config import Connector, VllmEngineConfig
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.ticket import (
@@ -150,14 +150,15 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
     """Choose the addresses of an engine that hands off.
 
     Raises:
-        EngineFailedError: the port of a prefill engine is in use.
+        EngineFailedError: the port of a prefill engine is in use, or none is free.
     """
     if config.role is Role.PREFILL:
         config.check_bootstrap_port()
         port = config.bootstrap_port
     else:
         # Told to prefill with each registration. Ranks take the ports that follow.
-        port = free_port(config.bootstrap_host)
+        ranks: Any = config.extra.get("data_parallel_size", 1)
+        port = free_ports(config.bootstrap_host, ranks)
     # With push nothing wrong is read later: decode's wait ends as well.
     lease_s = LEASE_S if config.connector == "pull" else math.ceil(config.transfer_timeout_s)
     return SideChannel(

@@ -50,6 +50,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.engine.core.EngineCoreProc": ("run_engine_core",),
     "vllm.v1.core.sched.scheduler.Scheduler": ("_update_from_kv_xfer_finished",),
     f"{_NIXL}.push_worker.NixlPushConnectorWorker": (*("_do_start_push_kv", "_ensure_handshake"),),
+    f"{_NIXL}.base_scheduler.NixlBaseConnectorScheduler": ("_nixl_handshake_listener",),
     f"{_NIXL}.base_worker": ("nixl_agent_config",),
     "nixl._api.nixl_thread_sync_t": ("NIXL_THREAD_SYNC_STRICT",),
     "vllm.platforms.cpu.CpuPlatform": ("discover_numa_topology",),

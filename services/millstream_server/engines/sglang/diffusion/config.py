@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from millstream_server.engines.config import free_port
+from millstream_server.engines.config import free_ports
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.runtime.errors import EngineFailedError
 
 INDEX = "model_index.json"
+_HOST = "127.0.0.1"
+"""Where SGLang's processes reach each other."""
 
 # SGLang knows a model by its published name. One of each family, for folders with other names:
 # further models of a family need `model_id`, as their arithmetic may differ.
@@ -83,7 +85,7 @@ def generator_arguments(
             message = f"extra: {name!r} follows from the engine's other settings; set those."
             raise EngineFailedError(message)
     # SGLang looks for them from a fixed one, and binds seconds later: two that start at once clash.
-    ports = {"master_port": free_port(), "scheduler_port": free_port()}
+    ports = {name: free_ports(_HOST) for name in ("master_port", "scheduler_port")}
     return {**ports, **managed, **config.extra}
 
 
