@@ -50,7 +50,7 @@ _LONG_PROMPTS = ([42], list(range(30, 43)))
 """The first is too short for a hand-off of --topology all."""
 _LONG_ANSWER = [(43 + i) % VOCAB_SIZE for i in range(_LONG_TOKENS)]
 _CUT = 3
-"""The exit code of a worker that has handed requests over at the limit of its drain."""
+"""The exit code of a process with requests open at the limit of its drain."""
 _WORKERS_DRAIN_S = 2
 """With long streams, which take longer."""
 
@@ -148,8 +148,8 @@ class Rolling:
     verdict: Verdict = field(default_factory=Verdict)
     tally: Tally = field(default_factory=Tally)
     long_streams: int = 0
-    handed_over: Counter[str] = field(default_factory=Counter)
-    """Workers that had to hand requests over at the limits of their drains, and how often."""
+    limits: Counter[str] = field(default_factory=Counter)
+    """Processes whose drain came to its limit with requests open, and how often."""
     failed: list[str] = field(default_factory=list)
     during: Counter[str] = field(default_factory=Counter)
     """Requests that ended while this process was being restarted."""
@@ -187,10 +187,10 @@ class Rolling:
         began = time.monotonic()
         service.terminate()
         code = await service.until_gone()
-        hands_over = self.arguments.long and not name.startswith("processor")
-        expected = (0, _CUT) if hands_over else (0,)
+        short = self.arguments.processor_drain_s if name.startswith("processor") else True
+        expected = (0, _CUT) if self.arguments.long and short else (0,)
         self.verdict.expect(code in expected, f"{name} ended with exit code {code} on SIGTERM")
-        self.handed_over[name] += code == _CUT
+        self.limits[name] += code == _CUT
         service.start()
         await service.until_serving()
         await self.suite.until_connected()
@@ -246,7 +246,7 @@ class Rolling:
             "chats_at_once": self.arguments.chats,
             "requests": tally.total,
             "long_streams": self.long_streams,
-            "handed_over": dict(self.handed_over),
+            "drains_at_their_limit": dict(self.limits),
             "statuses": dict(tally.labels.most_common()),
             "restarts": len(restarts),
             "restart_s": restarts,
@@ -271,8 +271,9 @@ def _suite(folder: Path, arguments: argparse.Namespace) -> SimulatedSuite:
         suite.add_worker(f"worker-{i + 1}")
     # Of all kinds of workers: short prompts go to those that do all, longer ones are handed off.
     handoff = {"handoff": "auto", "handoff_min_tokens": 3} if arguments.topology == "all" else {}
+    drain = {"drain_s": arguments.processor_drain_s} if arguments.processor_drain_s else {}
     for i in range(2):
-        suite.add_processor(f"processor-{i + 1}", **handoff)
+        suite.add_processor(f"processor-{i + 1}", **handoff, **drain)
     return suite
 
 
@@ -311,6 +312,11 @@ def main() -> int:
     )
     parser.add_argument("--tokens", type=int, default=60, help="of a chat's answer, at most (60)")
     parser.add_argument("--long", type=int, default=0, help="streams of 400 tokens at once (0)")
+    parser.add_argument(
+        "--processor-drain-s",
+        type=float,
+        help="a Processor's drain that cuts long streams; with --client millstream they go on",
+    )
     parser.add_argument(
         "--requests", type=int, default=0, help="restart all again until so many have ended (0)"
     )
