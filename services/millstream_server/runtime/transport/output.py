@@ -69,8 +69,7 @@ class Outbox:
         self._ready: list[Sender] = []
         """Those whose sources have messages: asked when frames are written, once per loop turn."""
         self._waiting: deque[Sender] | tuple[()] = ()
-        """Those that have something to send and whose own windows have room. A deque is made for
-        the first: on most connections of HTTP/1.1 none ever waits."""
+        """Those that have something to send, and room. Mostly none waits: no deque is made then."""
 
     def open(self, transport: Any, h2: ServerState | NoWindow) -> None:
         """Write to ``transport`` within the connection's window, which ``h2`` keeps."""
@@ -255,12 +254,11 @@ class Sender:
         """
         if not self.unsent:
             self.pull()
-        rest, window = self.unsent, self._window
-        nbytes = min(len(rest), self._room)
-        if nbytes <= 0:
+        rest, window, room = self.unsent, self._window, self._room
+        if not rest or room <= 0:
             return False
-        self._send_frame(rest[:nbytes])
-        self.unsent = rest[nbytes:]
+        self._send_frame(rest[:room])
+        self.unsent = rest[room:]
         if self.unsent:
             return bool(window.outbound_flow_control_window > 0)
         self._uncount()
