@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from millstream_server.processor.text.tokenizer import TextModel
@@ -48,6 +49,9 @@ def wrong_talk(talk: Talk, scenario: Scenario, text: TextModel) -> list[str]:
 def _course(talk: Talk, number: int, scenario: Scenario, text: TextModel) -> Course:
     request = talk.request
     if isinstance(request, Completion):
+        if talk.answers[number].resumed and not scenario.machine.by_position:
+            # vLLM's draws begin anew with the client's new request: any draw is right.
+            request = replace(request, knobs=replace(request.knobs, seed=None))
         return request.course(scenario.machine, text)
     prompt = tokens_of(talk.asked[number], scenario.form)
     says = request.turns[number].written(scenario.form)
