@@ -100,13 +100,15 @@ loads, is stuck or drains gets nothing new, and isn't killed. Liveness only asks
 responds. The Processor's own service is SERVING while every model has its workers. Its start doesn't
 wait for that, or it would be restarted while a large model loads. Its readiness does with one model;
 with several, one model without workers must not take the others away, so it is asked whether it takes
-requests at all.
+requests at all. So is the door, for which that holds of all models.
 */}}
 {{- define "millstream.probes" -}}
 {{- $probes := .pool.probes -}}
 {{- $service := printf "millstream.v1.%sService" (title .pool.role) -}}
 {{- $readiness := $service -}}
-{{- if and (not .pool.worker) (gt (len (include "millstream.servedModels" .root | fromYaml)) 1) -}}
+{{- if eq .pool.role "door" -}}
+{{- $readiness = "accepting" -}}
+{{- else if and (not .pool.worker) (gt (len (include "millstream.servedModels" .root | fromYaml)) 1) -}}
 {{- $readiness = "accepting" -}}
 {{- end -}}
 startupProbe:

@@ -1,9 +1,9 @@
 {{/*
-Every enabled pool of every role as a YAML list, the Processor first. An entry is the pool's values,
+Every enabled pool of every role as a YAML list, the Processor first, then the HTTP door. An entry is the pool's values,
 merged from `poolDefaults`, the role's section and the pool's own, and
 
-  role      processor, encode, prefill, decode, diffusion or embedding
-  name      the pool's name; the Processor's pool is called main
+  role      processor, door, encode, prefill, decode, diffusion or embedding
+  name      the pool's name; the Processor's pool and the door's are called main
   fullname  the name of its workload, ConfigMap and disruption budget
   path      where its values are, for sentences about mistakes
   worker    whether it is a worker's pool
@@ -28,6 +28,13 @@ render makes the list and checks all values; the others find it in .Values.
 {{- $pool := mergeOverwrite (deepCopy .Values.poolDefaults) (deepCopy $own) -}}
 {{- $about := dict "role" "processor" "name" "main" "worker" false "path" "processor"
   "fullname" (include "millstream.fit" (list $root "processor")) -}}
+{{- $pools = append $pools (merge $about $pool) -}}
+{{- end -}}
+{{- if .Values.door.enabled -}}
+{{- $own := omit .Values.door "enabled" "service" -}}
+{{- $pool := mergeOverwrite (deepCopy .Values.poolDefaults) (deepCopy $own) -}}
+{{- $about := dict "role" "door" "name" "main" "worker" false "path" "door"
+  "fullname" (include "millstream.fit" (list $root "door")) -}}
 {{- $pools = append $pools (merge $about $pool) -}}
 {{- end -}}
 {{- range $role := list "encode" "prefill" "decode" "diffusion" "embedding" -}}
