@@ -164,21 +164,20 @@ class Practice:
         rng = self._random
         if rng.random() < 0.1:
             use = self._functions.weather(lambda question: self._ask([question]))
-            turn = self._functions.turn([use]) if rng.random() < 0.7 else self._talk()
+            turn = self._functions.turn(use) if rng.random() < 0.7 else self._talk()
             return Dialogue(turn, [use.tool])
         messages: list[Message] = []
         if rng.random() < 0.3:
             messages.append(message("system", rng.choice(self._corpus.systems["plain"])))
         offered = self._functions.uses()
         # Several turns, since the list of functions before them is long.
-        for turn in range(rng.choices((1, 2, 3), (40, 35, 25))[0]):
+        for turn in range(rng.choices((1, 3, 4), (30, 35, 35))[0]):
             if rng.random() < 0.12:
                 messages += self._talk()
             elif turn:  # the same functions, asked again
-                messages += self._functions.turn([self._functions.again(rng.choice(offered))])
+                messages += self._functions.turn(self._functions.again(rng.choice(offered)))
             else:
-                both = len(offered) > 1 and rng.random() < 0.1
-                messages += self._functions.turn(rng.sample(offered, 2 if both else 1))
+                messages += self._functions.turn(rng.choice(offered))
         return Dialogue(messages, [use.tool for use in offered])
 
     def _talk(self) -> list[Message]:

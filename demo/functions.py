@@ -83,10 +83,10 @@ class Functions:
 
     def uses(self) -> list[Use]:
         """Draws one use of each of one to three functions, which are then offered together."""
-        makers: list[Callable[[], Use]] = [self.clock, self.calculator]
-        self._random.shuffle(makers)
-        del makers[self._random.choices((1, 2), (50, 50))[0] :]
-        uses = [make() for make in makers]
+        both: list[Callable[[], Use]] = [self.clock, self.calculator]
+        self._random.shuffle(both)
+        one = [self.calculator if self._random.random() < 0.7 else self.clock]
+        uses = [make() for make in self._random.choice((one, both))]
         if self._random.random() < 0.08:
             uses.append(self.weather(str))
             self._random.shuffle(uses)
@@ -138,31 +138,19 @@ class Functions:
             thought=f"I need the weather, so I call {draw['name']}.",
         )
 
-    def turn(self, uses: list[Use]) -> list[Message]:
-        """Makes a turn in which the model calls some functions at once and answers."""
+    def turn(self, use: Use) -> list[Message]:
+        """Makes a turn in which the model calls a function and answers."""
         rng = self._random
-        question = uses[0].question
-        if len(uses) > 1:
-            parts = {"first": question, "second": uses[1].question}
-            question = fill(rng.choice(self._fields["both"]), parts)
-        failed = len(uses) == 1 and rng.random() < 0.05
-        if failed:
-            draw = {"name": uses[0].name, "number": str(rng.randint(1, 60))}
-            text = fill(rng.choice(self._fields["failure"]), draw)
-            results = [_made_up(text, rng)]
+        result, answer, thought = use.result, use.answer, self._one("thought result")
+        if rng.random() < 0.05:
+            draw = {"name": use.name, "number": str(rng.randint(1, 60))}
+            result = _made_up(fill(rng.choice(self._fields["failure"]), draw), rng)
             answer, thought = self._one("failed"), self._one("thought failed")
-        else:
-            results = [use.result for use in uses]
-            answer = " and ".join(use.answer.removesuffix(".") for use in uses) + "."
-            thought = self._one("thought result")
-        calls = [
-            {"type": "function", "function": {"name": use.name, "arguments": use.arguments}}
-            for use in uses
-        ]
+        call = {"type": "function", "function": {"name": use.name, "arguments": use.arguments}}
         return [
-            message("user", question),
-            message("assistant", "", " ".join(use.thought for use in uses)) | {"tool_calls": calls},
-            *[message("tool", result) for result in results],
+            message("user", use.question),
+            message("assistant", "", use.thought) | {"tool_calls": [call]},
+            message("tool", result),
             message("assistant", answer, thought),
         ]
 
@@ -170,10 +158,10 @@ class Functions:
         return f"{self._random.randrange(24):02}:{self._random.randrange(60):02}"
 
     def _expression(self) -> tuple[str, str]:
-        """Draws an expression, and what it is called."""
+        """Draws an expression of numbers up to 99, and what it is called."""
         rng = self._random
         sign = rng.choice("+-**")
-        left, right = (rng.randrange(10 ** rng.choice((1, 2, 2, 2, 2, 2, 3))) for _ in range(2))
+        left, right = (rng.randrange(10 ** rng.choice((1, 2, 2, 2))) for _ in range(2))
         return f"{left} {sign} {right}", f"{left} {self._one(sign)} {right}"
 
     def _tool(self, kind: str, argument: str = "") -> Tool:

@@ -100,7 +100,7 @@ FRESH = (
     Probe(("Are answers sent token by token or all at once?",), "delta"),
     Probe(("Can Millstream produce embeddings for my documents?",), "vectors"),
     Probe(("What are your limitations?",), "toy"),
-    Probe(("How many parameters has this model got?",), "four million"),
+    Probe(("How many parameters has this model got?",), "six million"),
     Probe(("Where can I find the docs?",), "README"),
     Probe(("Does it work with images?",), "vision tower"),
     Probe(("What happens when I send SIGTERM to a worker?",), "NOT_SERVING"),

@@ -200,13 +200,25 @@ def learning_rate(step: int, options: argparse.Namespace) -> float:
     return highest * (0.02 + 0.49 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the assistant's tokens; the vocabulary is scored only there."""
+def loss_of(
+    model: LlamaForCausalLM,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Mean cross entropy of the assistant's tokens; the vocabulary is scored only there.
+
+    Args:
+        model: in training.
+        ids: `[rows, length]`.
+        labels: `[rows, length]`, IGNORE where the assistant isn't speaking.
+        weight: of each token of the vocabulary; all the same without.
+    """
     hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
     targets = labels[:, 1:]
     spoken = targets != IGNORE
     scores = model.lm_head(hidden[spoken])
-    return torch.nn.functional.cross_entropy(scores.float(), targets[spoken])
+    return torch.nn.functional.cross_entropy(scores.float(), targets[spoken], weight)
 
 
 def train(options: argparse.Namespace) -> None:

@@ -150,6 +150,7 @@ class Answer:
             if self.resumed_after:  # what had come before was a part of the last prompt, or about
                 self.usage.completion_tokens += self.resumed_after[-1]
                 self.usage.prompt_tokens -= min(self.resumed_after[-1], self.usage.prompt_tokens)
+                self.usage.cached_tokens = min(self.usage.cached_tokens, self.usage.prompt_tokens)
             pacing = message.finished.longest_pacing_interval
             self.longest_pacing_interval_s = pacing.ToNanoseconds() / 1e9
             self.weight_version = message.finished.weight_version

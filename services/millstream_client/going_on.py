@@ -25,16 +25,23 @@ def can_go_on(start: processor_pb2.ChatStart, answer: Answer) -> bool:
 def _can_go_on(options: processor_pb2.GenerationOptions, answer: Answer) -> bool:
     """Return whether a request's options allow it.
 
-    Not several choices, of which one may have ended; not logprobs, a grammar or stop strings, which
-    begin anew in a new request; not tool calls, of which the last one may be cut anywhere. And some
-    of the budget must be left: else only the lost server knows how the answer ended.
+    Not several choices, of which one may have ended; not logprobs, penalties, a grammar or stop
+    strings, which begin anew in a new request; not tool calls, of which the last one may be cut
+    anywhere. And some of the budget must be left: else only the lost server knows how the answer
+    ended.
     """
     sampling = options.sampling
+    penalized = (
+        sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty not in (0, 1)
+    )
     begins_anew = (
         options.n > 1
         or options.HasField("logprobs")
         or options.stop
         or sampling.HasField("constraint")
+        or penalized
         or answer.tool_calls
     )
     return not begins_anew and _left(sampling.max_new_tokens, answer) > 0

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.http_cost                     # a table
     python -m tests.benchmarks.http_cost --rounds 5 --streams 64,256
 
-The engine is simulated; the Processor may not gather tokens, so each is an event or a message. HTTP
-has a connection for each stream; gRPC is measured with as many and with four. A ratio is HTTP over
-gRPC within a round. CPU is what the kernel charged to the Processor.
+The engine is simulated; the Processor may not gather tokens, so each is an event or a message.
+HTTP/1.1 has a connection for each stream; gRPC is measured with as many and with four, HTTP/2 with
+four. A ratio is HTTP over gRPC within a round. CPU is what the kernel charged to the Processor.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +22,12 @@ from typing import Any
 
 import uvloop
 
+from tests.benchmarks.http_chats import http1, http2
 from tests.benchmarks.token_cost import FEW_CONNECTIONS, chat, services, stubs_for, tokens_each
 from tests.support.models.models import make_random_model
 from tests.support.processes.processes import cpu_s
 from tests.support.processes.suite import ServiceProcess, running
 
-_QUESTION = [{"role": "user", "content": "What is Millstream?"}]
 _SHORT_TOKENS, _SHORT_TIMES = 2, 20
 
 
@@ -43,55 +41,6 @@ class Cost:
     """The median."""
     per_message: float
     """Tokens."""
-
-
-class HttpStream:
-    """A connection that is kept, and a chat after another on it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def chat(self, tokens: int) -> tuple[float, int, int]:
-        """Return the time to the first event, and how many tokens and events came."""
-        asked = {"model": "tiny", "messages": _QUESTION, "max_tokens": tokens, "stream": True}
-        asked |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
-        body = json.dumps(asked).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        began = time.perf_counter()
-        self._writer.write(head.encode() + body)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 200"), answer
-        first_s, events, last = 0.0, 0, b""
-        async for piece in self._pieces(answer):
-            first_s = first_s or time.perf_counter() - began
-            events += piece.count(b'"delta":{"')
-            last = last[-400:] + piece
-        used = json.loads(last[last.rindex(b'"usage":{') + 8 : last.rindex(b"}\n\ndata: [DONE]")])
-        return first_s, used["completion_tokens"], events
-
-    async def _pieces(self, head: bytes) -> AsyncIterator[bytes]:
-        """Yield a body's chunks; one whose first piece was its last has a length instead."""
-        _, said, length = head.partition(b"content-length: ")
-        if said:
-            yield await self._reader.readexactly(int(length.partition(b"\r\n")[0]))
-            return
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            yield await self._reader.readexactly(size + 2)
-        await self._reader.readexactly(2)
-
-
-@contextlib.asynccontextmanager
-async def _http(processor: ServiceProcess, streams: int) -> AsyncIterator[list[Any]]:
-    host, _, port = processor.address.rpartition(":")
-    opened = await asyncio.gather(
-        *(asyncio.open_connection(host, int(port), limit=1 << 20) for _ in range(streams))
-    )
-    yield [HttpStream(*pair).chat for pair in opened]
-    for _, writer in opened:
-        writer.close()
 
 
 @contextlib.asynccontextmanager
@@ -129,7 +78,10 @@ async def _measure(
 
 def _ways(processor: ServiceProcess, streams: int) -> dict[str, Any]:
     return {
-        "http": lambda: _http(processor, streams),
+        "http/1.1": lambda: http1(processor, streams),
+        f"http/2, {FEW_CONNECTIONS} connections": lambda: http2(
+            processor, streams, FEW_CONNECTIONS
+        ),
         "grpc": lambda: _grpc(processor, streams, streams),
         f"grpc, {FEW_CONNECTIONS} connections": lambda: _grpc(processor, streams, FEW_CONNECTIONS),
     }
@@ -147,16 +99,21 @@ async def _rounds(
 
 def _report(title: str, found: dict[str, list[Cost]]) -> None:
     print(title)  # noqa: T201
-    base = found["http"]
     for name, costs in found.items():
-        ratio = statistics.median(h.us / c.us for h, c in zip(base, costs, strict=True))
-        added = statistics.median(h.ttft_s - c.ttft_s for h, c in zip(base, costs, strict=True))
         print(  # noqa: T201
-            f"  {name:22} {statistics.median(c.us for c in costs):8.2f} µs"
+            f"  {name:23} {statistics.median(c.us for c in costs):8.2f} µs"
             f"  {statistics.median(c.per_message for c in costs):5.2f} tokens a message"
             f"  TTFT p50 {statistics.median(c.ttft_s for c in costs) * 1e3:7.2f} ms"
-            f"  http / this: {ratio:.2f}  TTFT {added * 1e3:+.2f} ms"
         )
+    for http in (name for name in found if name.startswith("http")):
+        for grpc in (name for name in found if name.startswith("grpc")):
+            pairs = list(zip(found[http], found[grpc], strict=True))
+            ratios = sorted(h.us / g.us for h, g in pairs)
+            added = statistics.median(h.ttft_s - g.ttft_s for h, g in pairs)
+            print(  # noqa: T201
+                f"  {http} / {grpc}: {statistics.median(ratios):.2f}"
+                f" ({ratios[0]:.2f} to {ratios[-1]:.2f}), TTFT {added * 1e3:+.2f} ms"
+            )
 
 
 def main() -> None:

@@ -4,8 +4,8 @@
     python -m tests.benchmarks.required_calls --calls 1000 --json
 
 The demo model is served aggregated and, by processes of their own, with a hand-off from prefill to
-decode. It has learnt no calls: the grammar alone makes them. Each chat requires one of two tools;
-all have to be whole, to fit, and to end with FINISH_REASON_TOOL_CALLS.
+decode. Each chat requires one of two tools, which it hasn't learnt to call: the grammar alone makes
+the calls. All have to be whole, to fit, and to end with FINISH_REASON_TOOL_CALLS.
 """
 
 from __future__ import annotations

@@ -3,13 +3,16 @@
     python -m tests.benchmarks.rolling_restart                        # 2 Processors, 3 workers
     python -m tests.benchmarks.rolling_restart --topology pair        # 2 + 2 prefill + 2 decode
     python -m tests.benchmarks.rolling_restart --rounds 5 --chats 200 --json
+    python -m tests.benchmarks.rolling_restart --topology all --client both --long 20 \\
+        --requests 100000 --step-s 0.02                               # 2 + 2 + 2 + 2, ten minutes
 
 Every process in turn gets SIGTERM while the chats go on; when it has ended (exit code 0) it is
 started again, and the next one's turn comes when it serves, is connected to its peers and, for a
 Processor, has clients again. The client is any gRPC client with the service config we recommend,
-one channel over both Processors; with --client millstream it is our own library. Wanted: not a
-single request that isn't OK with the right answer. Whatever else there is gets printed with its
-code and details.
+one channel over both Processors; with --client millstream it is our own library. With --long some
+streams of 400 tokens are always open: at the limit of its drain, which is 2 s then, a worker hands
+them over. Wanted: not a single request that isn't OK with the right answer. Whatever else there is
+gets printed with its code and details.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvloop
@@ -33,29 +38,58 @@ from millstream_testing.waiting import until
 from tests.benchmarks.outcomes import Outcome, Plan, Tally, chat
 from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
 from tests.support.processes.processes import clients_of
-from tests.support.processes.simulated_suite import ALPHABET, MODEL, SimulatedSuite, aggregated
+from tests.support.processes.simulated_suite import ALPHABET, MODEL, VOCAB_SIZE, SimulatedSuite
 from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import completion, gather, options
+from tests.support.wire.failures import failure
 
 _GUARD_S = 60.0
 _SHOWN = 20
-Ask = Callable[[int], Awaitable[Outcome]]
-"""Asks for so many tokens; says how it went."""
+_LONG_TOKENS = 400
+_LONG_PROMPTS = ([42], list(range(30, 43)))
+"""The first is too short for a hand-off of --topology all."""
+_LONG_ANSWER = [(43 + i) % VOCAB_SIZE for i in range(_LONG_TOKENS)]
+_CUT = 3
+"""The exit code of a worker that has handed requests over at the limit of its drain."""
+_WORKERS_DRAIN_S = 2
+"""With long streams, which take longer."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A client; each method says how a request went."""
+
+    ask: Callable[[int], Awaitable[Outcome]]
+    """Chats, for so many tokens."""
+    complete: Callable[[list[int]], Awaitable[Outcome]]
+    """Asks for a long completion of a prompt."""
 
 
 @contextlib.asynccontextmanager
-async def any_client(addresses: Sequence[str]) -> AsyncIterator[Ask]:
+async def any_client(addresses: Sequence[str]) -> AsyncIterator[list[Caller]]:
     """Use plain gRPC with nothing but the recommended service config."""
     config = service_config.to_json(service_config.RECOMMENDED)
     channel = grpc.aio.insecure_channel(
         "ipv4:" + ",".join(addresses), options=[("grpc.service_config", config)]
     )
+    opts = options(_LONG_TOKENS, ignore_eos=True, return_token_ids=True)
     async with channel:
-        stub = processor_pb2_grpc.ProcessorServiceStub(channel)
-        yield lambda tokens: chat(stub, Plan.FINISH, tokens, guard_s=_GUARD_S)
+        stub: Any = processor_pb2_grpc.ProcessorServiceStub(channel)
+
+        async def complete(prompt: list[int]) -> Outcome:
+            request = completion(prompt, opts)
+            try:
+                answer = await gather(stub.Complete(request, timeout=_GUARD_S))
+            except grpc.aio.AioRpcError as error:
+                told = failure(error)
+                return Outcome(Plan.FINISH, told.code.name, told.reason, told.message)
+            return _long_outcome(answer.choices[0].token_ids)
+
+        yield [Caller(lambda tokens: chat(stub, Plan.FINISH, tokens, guard_s=_GUARD_S), complete)]
 
 
 @contextlib.asynccontextmanager
-async def our_client(addresses: Sequence[str]) -> AsyncIterator[Ask]:
+async def our_client(addresses: Sequence[str]) -> AsyncIterator[list[Caller]]:
     """Use the client library."""
     async with Client(",".join(addresses)) as client:
 
@@ -63,18 +97,46 @@ async def our_client(addresses: Sequence[str]) -> AsyncIterator[Ask]:
             try:
                 async with asyncio.timeout(_GUARD_S):
                     answer = await client.chat("hi", max_new_tokens=tokens, model=MODEL).answer()
-            except TimeoutError:
-                return Outcome(Plan.FINISH, "STUCK", message=f"no end after {_GUARD_S} s")
-            except MillstreamError as error:
-                return Outcome(Plan.FINISH, error.code.name, error.reason, error.message)
+            except (TimeoutError, MillstreamError) as error:
+                return _failed(error)
             right = (ALPHABET[:tokens], generation_pb2.FINISH_REASON_LENGTH)
             wrong = "" if (answer.text, answer.finish_reason) == right else f"said {answer.text!r}"
             return Outcome(Plan.FINISH, "OK", wrong=wrong)
 
-        yield ask
+        async def complete(prompt: list[int]) -> Outcome:
+            knobs: Any = {"ignore_eos": True, "return_token_ids": True, "model": MODEL}
+            try:
+                async with asyncio.timeout(_GUARD_S):
+                    answer = await client.complete(
+                        prompt, max_new_tokens=_LONG_TOKENS, **knobs
+                    ).answer()
+            except (TimeoutError, MillstreamError) as error:
+                return _failed(error)
+            return _long_outcome(answer.choices[0].token_ids)
+
+        yield [Caller(ask, complete)]
 
 
-_CLIENTS = {"grpc": any_client, "millstream": our_client}
+@contextlib.asynccontextmanager
+async def both_clients(addresses: Sequence[str]) -> AsyncIterator[list[Caller]]:
+    """Use both, in turns."""
+    async with any_client(addresses) as one, our_client(addresses) as other:
+        yield one + other
+
+
+def _failed(error: TimeoutError | MillstreamError) -> Outcome:
+    if isinstance(error, MillstreamError):
+        return Outcome(Plan.FINISH, error.code.name, error.reason, error.message)
+    return Outcome(Plan.FINISH, "STUCK", message=f"no end after {_GUARD_S} s")
+
+
+def _long_outcome(token_ids: Sequence[int]) -> Outcome:
+    right = list(token_ids) == _LONG_ANSWER
+    wrong = "" if right else f"{len(token_ids)} tokens, not the {_LONG_TOKENS} expected"
+    return Outcome(Plan.FINISH, "OK", wrong=wrong)
+
+
+_CLIENTS = {"grpc": any_client, "millstream": our_client, "both": both_clients}
 
 
 @dataclass
@@ -85,6 +147,9 @@ class Rolling:
     arguments: argparse.Namespace
     verdict: Verdict = field(default_factory=Verdict)
     tally: Tally = field(default_factory=Tally)
+    long_streams: int = 0
+    handed_over: Counter[str] = field(default_factory=Counter)
+    """Workers that had to hand requests over at the limits of their drains, and how often."""
     failed: list[str] = field(default_factory=list)
     during: Counter[str] = field(default_factory=Counter)
     """Requests that ended while this process was being restarted."""
@@ -92,16 +157,22 @@ class Rolling:
     restarting: str = "none"
     over: bool = False
 
-    async def client(self, ask: Ask, chance: random.Random) -> None:
+    async def client(self, caller: Caller, chance: random.Random) -> None:
         """Hold one chat after the other until the last restart is over."""
         while not self.over:
-            tokens = chance.randint(1, 60)
+            tokens = chance.randint(1, self.arguments.tokens)
             began = time.monotonic()
-            outcome = await ask(tokens)
+            outcome = await caller.ask(tokens)
             self.slowest_s = max(
                 self.slowest_s, time.monotonic() - began - tokens * self.arguments.step_s
             )
             self._judge(outcome)
+
+    async def long_client(self, caller: Caller, prompt: list[int]) -> None:
+        """Hold one long stream after the other."""
+        while not self.over:
+            self._judge(await caller.complete(prompt))
+            self.long_streams += 1
 
     def _judge(self, outcome: Outcome) -> None:
         self.tally.add(outcome)
@@ -116,7 +187,10 @@ class Rolling:
         began = time.monotonic()
         service.terminate()
         code = await service.until_gone()
-        self.verdict.expect(code == 0, f"{name} ended with exit code {code} on SIGTERM")
+        hands_over = self.arguments.long and not name.startswith("processor")
+        expected = (0, _CUT) if hands_over else (0,)
+        self.verdict.expect(code in expected, f"{name} ended with exit code {code} on SIGTERM")
+        self.handed_over[name] += code == _CUT
         service.start()
         await service.until_serving()
         await self.suite.until_connected()
@@ -131,16 +205,19 @@ class Rolling:
         await suite.until_connected()
         addresses = [processor.address for processor in suite.processors.values()]
         restarts: dict[str, float] = {}
-        async with _CLIENTS[self.arguments.client](addresses) as ask:
+        async with _CLIENTS[self.arguments.client](addresses) as callers:
+            turns = itertools.cycle(callers)
             clients = [
-                asyncio.ensure_future(self.client(ask, random.Random(i)))
+                asyncio.ensure_future(self.client(next(turns), random.Random(i)))
                 for i in range(self.arguments.chats)
+            ]
+            clients += [
+                asyncio.ensure_future(self.long_client(next(turns), _LONG_PROMPTS[i // 2 % 2]))
+                for i in range(self.arguments.long)
             ]
             try:
                 await until(lambda: self.tally.total >= self.arguments.chats, 60)
-                for turn in range(self.arguments.rounds):
-                    for name, service in self._restarted():
-                        restarts[f"{name}, {turn + 1}"] = await self._restart(name, service)
+                await self._restart_all(restarts)
             finally:
                 self.over = True
                 await asyncio.gather(*clients)
@@ -149,6 +226,13 @@ class Rolling:
         suite.expect_no_complaints(verdict)
         self._report(restarts)
         return verdict
+
+    async def _restart_all(self, restarts: dict[str, float]) -> None:
+        for turn in itertools.count(1):
+            for name, service in self._restarted():
+                restarts[f"{name}, {turn}"] = await self._restart(name, service)
+            if turn >= self.arguments.rounds and self.tally.total >= self.arguments.requests:
+                return
 
     def _restarted(self) -> list[tuple[str, ServiceProcess]]:
         starts = tuple(self.arguments.restart.split(","))
@@ -161,6 +245,8 @@ class Rolling:
             "client": self.arguments.client,
             "chats_at_once": self.arguments.chats,
             "requests": tally.total,
+            "long_streams": self.long_streams,
+            "handed_over": dict(self.handed_over),
             "statuses": dict(tally.labels.most_common()),
             "restarts": len(restarts),
             "restart_s": restarts,
@@ -174,14 +260,19 @@ class Rolling:
 
 
 def _suite(folder: Path, arguments: argparse.Namespace) -> SimulatedSuite:
-    step_s = arguments.step_s
-    if arguments.topology == "aggregated":
-        workers = arguments.workers
-        return aggregated(folder, workers=workers, processors=2, simulated_step_s=step_s)
-    suite = SimulatedSuite(folder, {"simulated_step_s": step_s})
-    suite.add_pair(prefill=2, decode=2)
+    flags: dict[str, object] = {"simulated_step_s": arguments.step_s}
+    if arguments.long:
+        flags["drain_s"] = _WORKERS_DRAIN_S
+    suite = SimulatedSuite(folder, flags)
+    if arguments.topology != "aggregated":
+        suite.add_pair(prefill=2, decode=2)
+    workers = {"aggregated": arguments.workers, "all": 2}.get(arguments.topology, 0)
+    for i in range(workers):
+        suite.add_worker(f"worker-{i + 1}")
+    # Of all kinds of workers: short prompts go to those that do all, longer ones are handed off.
+    handoff = {"handoff": "auto", "handoff_min_tokens": 3} if arguments.topology == "all" else {}
     for i in range(2):
-        suite.add_processor(f"processor-{i + 1}")
+        suite.add_processor(f"processor-{i + 1}", **handoff)
     return suite
 
 
@@ -208,15 +299,20 @@ def main() -> int:
     )
     parser.add_argument(
         "--topology",
-        choices=("aggregated", "pair"),
+        choices=("aggregated", "pair", "all"),
         default="aggregated",
-        help="workers that do all, or prefill and decode workers (aggregated)",
+        help="workers that do all, or prefill and decode workers, or two of each (aggregated)",
     )
     parser.add_argument(
         "--client",
         choices=tuple(_CLIENTS),
         default="grpc",
-        help="any gRPC client with our service config, or our library (grpc)",
+        help="any gRPC client with our service config, or our library, or half of each (grpc)",
+    )
+    parser.add_argument("--tokens", type=int, default=60, help="of a chat's answer, at most (60)")
+    parser.add_argument("--long", type=int, default=0, help="streams of 400 tokens at once (0)")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="restart all again until so many have ended (0)"
     )
     arguments = parser.parse_args()
     return run(arguments).conclude(as_json=arguments.json)

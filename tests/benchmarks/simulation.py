@@ -4,12 +4,14 @@
     python -m tests.benchmarks.simulation --requests 1000000 --jobs 2     # most of an hour
     python -m tests.benchmarks.simulation --seed 4711 --shrink     # one seed, and its smallest part
 
-The Processor, its links, the routing, the workers and the simulated engine are real and run in one
+Processors, their links, the routing, the workers and the Python client are real and run in one
 process, on an event loop with a clock of its own and a simulated network between them
-(tests/support/simulation). A seed decides topology, requests and faults: workers killed, gone,
-stopped, hung, drained; connections cut, reset, slow; addresses that discovery loses. Each answer is
-checked token by token, and after each run nothing may be left anywhere. The same seed gives the
-same run. It exits with 1 if a promise was broken.
+(tests/support/simulation). A seed decides topology, engines, requests and faults: completions and
+conversations with reasoning, tool calls, stop strings, several choices, penalties, grammars, seeds
+and logprobs; processes killed, gone, stopped, hung, drained; engines that die or draw other tokens;
+connections cut, half-open, reset, slow; clocks that jump; addresses that discovery loses. Each
+answer is checked token by token, and after each run nothing may be left anywhere. The same seed
+gives the same run. It exits with 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -18,13 +20,9 @@ import argparse
 import logging
 import multiprocessing
 import sys
-import tempfile
 from collections import Counter
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 
-from millstream_server.processor.text.tokenizer import TextModel
-from millstream_testing.alphabet import alphabet_model
 from tests.support.simulation.scenarios import scenario, shrunk
 from tests.support.simulation.suite import Scenario, play
 
@@ -57,12 +55,12 @@ def main() -> int:
 
 def _one(seed: int, each: int, *, shrink: bool) -> int:
     told = scenario(seed, each)
-    result = play(told, _text())
+    result = play(told)
     for what in result.wrong:
         _say(what)
     if result.wrong and shrink:
-        told = shrunk(told, lambda tried: bool(play(tried, _text()).wrong))
-        _say(*play(told, _text()).wrong)
+        told = shrunk(told, lambda tried: bool(play(tried).wrong))
+        _say(*play(told).wrong)
     _show(told)
     return 1 if result.wrong else 0
 
@@ -70,7 +68,12 @@ def _one(seed: int, each: int, *, shrink: bool) -> int:
 def _show(told: Scenario) -> None:
     roles = ", ".join(role.value for role in told.workers)
     few = told.requests if len(told.requests) <= _FEW else ()
-    _say(f"workers: {roles}; a step takes {told.step_s} s", *told.faults, *few)
+    _say(
+        f"{told.processors} Processors; workers: {roles}; a step takes {told.step_s} s; "
+        f"{told.machine}; answers as {told.form} writes them",
+        *told.faults,
+        *few,
+    )
 
 
 def _say(*lines: object) -> None:
@@ -80,14 +83,8 @@ def _say(*lines: object) -> None:
 
 def _play(seed: int, each: int) -> tuple[int, list[str], dict[str, int]]:
     logging.disable(logging.CRITICAL)
-    result = play(scenario(seed, each), _text())
+    result = play(scenario(seed, each))
     return seed, result.wrong, result.ends
-
-
-@lru_cache
-def _text() -> TextModel:
-    with tempfile.TemporaryDirectory() as folder:
-        return TextModel.load(alphabet_model(Path(folder)))
 
 
 def _parser() -> argparse.ArgumentParser:

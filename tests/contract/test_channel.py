@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from millstream_testing.waiting import until
 from tests.support.vendor import trap
 from tests.support.wire.echo_service import SERVICE, Echoing, answer, call, echoing
 from tests.support.wire.failures import failure, refusal
+from tests.support.wire.relay import Relay
 from tests.support.wire.transports import new_server
 
 _LIMIT = 1 << 20
@@ -32,52 +32,6 @@ _BIDI = f"/{SERVICE}/Bidi"
 _SOON_S = 3.0
 """gRPC leaves a second between pings, however short the interval we ask for; and one for luck."""
 _HI = StringValue(value="hi").SerializeToString()
-
-
-class _Wire:
-    """A TCP proxy that can fall silent, as a peer does whose node is gone: no FIN, no RST."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self._pumps: list[asyncio.Future[None]] = []
-        self.port = 0
-
-    def fall_silent(self) -> None:
-        self._flows.clear()
-
-    def flow(self) -> None:
-        self._flows.set()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-        self._pumps += [
-            asyncio.ensure_future(self._pump(reader, far_writer)),
-            asyncio.ensure_future(self._pump(far_reader, writer)),
-        ]
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            try:
-                while data := await source.read(1 << 16):
-                    await self._flows.wait()
-                    sink.write(data)
-                    await sink.drain()
-            finally:
-                sink.close()
-
-    @contextlib.asynccontextmanager
-    async def laid(self) -> AsyncIterator[_Wire]:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            for pump in self._pumps:
-                pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
 
 
 async def _open_stream(channel: Any) -> Any:
@@ -117,7 +71,7 @@ _SET_TIMEOUT_HAS_NO_EFFECT = trap(
 async def test_a_client_notices_a_server_that_vanished(options: ChannelArguments) -> None:
     async with (
         echoing() as served,
-        _Wire(served.port).laid() as wire,
+        Relay(served.port).laid() as wire,
         open_channel(f"127.0.0.1:{wire.port}", None, options=options) as channel,
     ):
         stream = await _open_stream(channel)
@@ -132,7 +86,7 @@ async def test_a_server_may_be_late_to_greet() -> None:
     """Its event loop is busy, or it is far away: TLS has several round trips."""
     async with (
         echoing() as served,
-        _Wire(served.port).laid() as wire,
+        Relay(served.port).laid() as wire,
         open_channel(
             f"127.0.0.1:{wire.port}", None, options=channel_options(max_receive_bytes=_LIMIT)
         ) as channel,
@@ -170,7 +124,7 @@ async def test_a_server_frees_what_a_vanished_client_held(options: ChannelArgume
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with (
-        _Wire(port).laid() as wire,
+        Relay(port).laid() as wire,
         grpc.aio.insecure_channel(f"127.0.0.1:{wire.port}") as channel,
     ):
         method: Any = channel.stream_stream

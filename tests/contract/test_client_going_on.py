@@ -46,6 +46,15 @@ def test_a_grammar_of_the_servers_or_a_used_budget_keeps_it_from_going_on(
     assert not can_go_on(processor_pb2.ChatStart(**fields), answer)
 
 
+def test_no_more_of_the_prompt_is_cached_than_it_has() -> None:
+    """The last server has found what came before in its cache, too: it was in its prompt."""
+    answer = Answer(resumed_after=[4])
+    last = processor_pb2.ChatResponse()
+    last.finished.usage.prompt_tokens, last.finished.usage.cached_tokens = 14, 12
+    answer.add(last)
+    assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (10, 10)
+
+
 @contextlib.asynccontextmanager
 async def two(
     text_model: TextModel, **given: Any
@@ -99,6 +108,7 @@ async def test_a_completion_of_token_ids_goes_on_exactly(text_model: TextModel) 
         ({"n": 2}, {}),
         ({"stop": ["Z"]}, {}),
         ({"logprobs": {"top": 1}}, {}),
+        ({"frequency_penalty": 0.5}, {}),
         ({}, {"retry": Retry(go_on=False)}),
         ({}, {"retry": Retry(attempts=1)}),
     ],

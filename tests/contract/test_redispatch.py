@@ -34,6 +34,7 @@ FIRST = replace(DECODE, prefill_first=True)
 SLOW = replace(PREFILL, prefill_s_per_token=60.0)
 PROMPT = [41, 42]
 TOKENS = 120
+AGAIN = processor_pb2.REDISPATCH_WAY_AGAIN
 CONTINUE = processor_pb2.REDISPATCH_WAY_CONTINUE
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 REPLAY = processor_pb2.REDISPATCH_WAY_REPLAY
@@ -153,6 +154,16 @@ async def test_a_prefill_worker_is_lost_before_the_first_token(text_model: TextM
         await other.until_running(1)
         await here.workers[-1].until_running(1)
         running.call.cancel()
+
+
+async def test_a_prefill_worker_hangs_and_the_request_goes_on_elsewhere(
+    text_model: TextModel,
+) -> None:
+    """Nobody is lost: decode waits for the cache as long as it may."""
+    async with places(text_model, SLOW, replace(DECODE, transfer_timeout_s=0.2), ONE) as here:
+        answer = await here.start().end()
+        assert answer.choices[0].token_ids == counted(PROMPT[-1] + 1)
+        assert _went_on(answer) == [(AGAIN, errors_pb2.ERROR_REASON_KV_TRANSFER_FAILED, 0)]
 
 
 async def test_text_and_its_stop_go_on_over_the_seam(text_model: TextModel) -> None:

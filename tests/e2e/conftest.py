@@ -15,6 +15,9 @@ from tests.support.processes.suite import TICKET_KEY, ServiceProcess, stop_all
 
 # A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
 _SLOW_PREFILL = "--chunked-prefill-size 16 --disable-radix-cache"
+_TRANSFER_TIMEOUT_S = 15
+# How long blocks of a broken transfer are kept, lest prefill still writes; 30 s by default.
+_KEPT = {"SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "5"}
 
 
 @dataclass
@@ -59,13 +62,17 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sui
         "engine_tokenizer": True,  # for constraints
     }
     aggregated = ServiceProcess("millstream_server.decode", common, logs / "aggregated.log")
+    pair = {**common, "transfer_timeout_s": _TRANSFER_TIMEOUT_S}
     prefill = ServiceProcess(
         "millstream_server.prefill",
-        {**common, "bootstrap_port": free_port(), "engine_args": _SLOW_PREFILL},
+        {**pair, "bootstrap_port": free_port(), "engine_args": _SLOW_PREFILL},
         logs / "prefill.log",
     )
     decode = ServiceProcess(
-        "millstream_server.decode", {**common, "mode": "disaggregated"}, logs / "decode.log"
+        "millstream_server.decode",
+        {**pair, "mode": "disaggregated"},
+        logs / "decode.log",
+        env=_KEPT,
     )
     fronts = [
         ServiceProcess(

@@ -104,6 +104,26 @@ async def test_prefill_waiting_for_its_decode(suite: Suite, spelling: str) -> No
         await load.idle(within_s=_IDLE_S)
 
 
+async def test_decode_gets_no_token_of_a_cancelled_prefill(suite: Suite) -> None:
+    """A part of a cache must not be taken for the whole: that leg fails, to be tried again."""
+    prompt = [16 + (3 * i) % 1000 for i in range(1900)]
+    async with loads(suite) as (first, second), legs(suite) as (prefill, decode):
+        await asyncio.gather(first.idle(within_s=30), second.idle(within_s=30))
+        ticket = suite.mint()
+        for stream in (decode, prefill):
+            await stream.start(1, prompt, ticket=ticket, **_FEW)
+        await first.busy(within_s=5)
+        await prefill.cancel(1)
+        (cut,) = await prefill.ended(1)
+        assert cut.finish is not None
+        assert cut.finish.reason == CANCELLED
+        (alone,) = await decode.ended(1)
+        assert (alone.reason, alone.token_ids) == ("KV_TRANSFER_FAILED", [])
+        assert alone.error is not None
+        assert alone.error.retryable
+        await asyncio.gather(first.idle(within_s=10), second.idle(within_s=10))
+
+
 async def test_message_before_anything(suite: Suite) -> None:
     """The cancel is in the same packet as the start."""
     async with loads(suite) as (first, second), legs(suite) as (prefill, decode):

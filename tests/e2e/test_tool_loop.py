@@ -1,26 +1,26 @@
-"""The demo model on real SGLang, prefill and decode apart: it calls a function and answers."""
+"""The demo model on real SGLang, prefill and decode apart: it calls functions, and it thinks."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millstream_client import CallArguments, Client, TextPiece, ToolResult
+from millstream_client import Client
+from tests.support.demo_tools import USES, clock, run_loop
+from tests.support.processes.command_line import millstream
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, stop_all
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 _MODEL = Path("demo/model").resolve()
-_LOOPS = 50
-_AT_ONCE = 4
-_CITIES = ("Paris", "London", "Berlin", "Cairo", "Lima", "Delhi", "Shanghai", "Seattle", "Dublin")
-"""Some that the model can spell."""
-_SKIES = ("sunny", "cloudy")
+_README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +46,36 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stop_all(*services)
 
 
-async def test_a_function_is_called_and_its_result_is_in_the_answer(address: str) -> None:
+@pytest.mark.parametrize("kind", USES)
+async def test_a_function_is_called_and_its_result_is_in_the_answer(
+    address: str, kind: str
+) -> None:
+    draw = random.Random(28)
     async with Client(address) as client:
-        chance = random.Random(28)
-        gate = asyncio.Semaphore(_AT_ONCE)
-
-        async def one() -> str:
-            async with gate:
-                return await _loop(client, chance.choice(_CITIES), chance.choice(_SKIES))
-
-        said = await asyncio.gather(*(one() for _ in range(_LOOPS)))
-        assert [wrong for wrong in said if wrong] == []
+        outcomes = [await run_loop(client, USES[kind](draw), reasoning=False) for _ in range(3)]
+    assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
 
 
-async def _loop(client: Client, city: str, sky: str) -> str:
-    """Ask for the weather; return what is wrong with the loop."""
-    asked: list[str] = []
+async def test_the_example_of_the_readme_is_a_real_call(address: str) -> None:
+    snippets = re.findall(r"^```python\n(.*?)^```", _README.read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = (snippet for snippet in snippets if "run_tools" in snippet)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code.replace("127.0.0.1:50051", address)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed = (await process.communicate())[0].decode()
+    assert re.match(r"It is \d\d:\d\d\.\n.*name='clock'", printed), printed
 
-    def get_weather(city: str) -> str:
-        """Get the weather."""
-        asked.append(city)
-        return f"{sky}, 17 degrees"
 
-    question = f"What is the weather in {city}?"
-    run = client.chat(question, tools=[get_weather], temperature=0).run_tools()
-    events = [event async for event in run]
-    pieces = [event.text for event in events if isinstance(event, TextPiece)]
-    results = [event for event in events if isinstance(event, ToolResult)]
-    streamed = len(pieces) > 1 and any(isinstance(event, CallArguments) for event in events)
-    text = "".join(pieces)
-    good = asked == [city] and len(results) == 1 and streamed and f"and {sky} in {city}." in text
-    return "" if good else f"{question!r}: {asked}, {text!r}, {results}"
+async def test_it_thinks_before_a_call_and_before_its_answer(address: str) -> None:
+    async with Client(address) as client:
+        outcome = await run_loop(client, clock(random.Random(28)), reasoning=True)
+    assert outcome.wrong == ""
+
+
+async def test_the_command_line_shows_its_thoughts(address: str) -> None:
+    asked = ("chat", "What is prefill?", "--address", address, "--reasoning", "on")
+    done = await millstream(*asked, "--show-reasoning", "--temperature", "0")
+    assert done.code == 0, done.err
+    assert "This is about prefill." in done.err
+    assert "first step of inference" in done.out

@@ -1,12 +1,13 @@
 """Kill -9 of a real SGLang worker: what it ran goes on at others, its engine goes, it comes back.
 
-In a file of its own, last by name: it restarts a worker of the session's suite.
+In a file of its own, late by name: it restarts a worker of the session's suite.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
@@ -31,8 +32,13 @@ _PROMPT = list(range(20, 60))
 _LONG = options(temperature=0, max_new_tokens=1500, ignore_eos=True, return_token_ids=True)
 _SHORT = options(temperature=0, max_new_tokens=8, ignore_eos=True, return_token_ids=True)
 _TOKENS = 600
-_REGEX = sampling_pb2.Constraint(regex="(a{10}b{10}c{10}){18}")
+_PATTERN = "(a{10}b{10}c{10}){18}"
 _SAYS = ("a" * 10 + "b" * 10 + "c" * 10) * 18
+_REGEX = sampling_pb2.Constraint(regex=_PATTERN)
+_TAG = {"type": "structural_tag", "format": {"type": "regex", "pattern": _PATTERN}}
+_BY_TAG = sampling_pb2.Constraint(structural_tag=json.dumps(_TAG))
+_WORDS = {"type": "array", "minItems": 60, "maxItems": 60, "items": {"const": "millstream"}}
+_BY_SCHEMA = sampling_pb2.Constraint(json_schema=json.dumps(_WORDS))
 CONTINUE = processor_pb2.REDISPATCH_WAY_CONTINUE
 WITH_STATE = processor_pb2.REDISPATCH_WAY_CONTINUE_WITH_STATE
 REPLAY = processor_pb2.REDISPATCH_WAY_REPLAY
@@ -42,6 +48,8 @@ _GOING_ON: dict[str, tuple[dict[str, Any], int]] = {
     "penalty": ({"ignore_eos": True, "presence_penalty": 0.5}, WITH_STATE),
     "regex": ({"constraint": _REGEX}, WITH_STATE),
     "regex, sampled": ({"constraint": _REGEX, "temperature": 1.0}, WITH_STATE),
+    "regex, by a structural tag": ({"constraint": _BY_TAG}, WITH_STATE),
+    "JSON schema": ({"constraint": _BY_SCHEMA}, WITH_STATE),
     "logprobs": ({"ignore_eos": True, "logprobs": sampling_pb2.LogprobOptions()}, REPLAY),
 }
 
@@ -107,7 +115,8 @@ async def _goes_on(front: ServiceProcess, lost: ServiceProcess) -> None:
     async with grpc.aio.insecure_channel(front.address) as channel:
         stub = processor_pb2_grpc.ProcessorServiceStub(channel)
         await _all_connected(stub)
-        undisturbed = {name: await _Read(stub, f).end() for name, (f, _) in _GOING_ON.items()}
+        alone = [_Read(stub, fields).end() for fields, _ in _GOING_ON.values()]
+        undisturbed = dict(zip(_GOING_ON, await asyncio.gather(*alone), strict=True))
         reads = {name: _Read(stub, fields) for name, (fields, _) in _GOING_ON.items()}
         for one in reads.values():
             await one.read()

@@ -88,7 +88,20 @@ async def test_cancelled_streams_leave_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("restarts", "arguments"),
     [
-        pytest.param(3, ["--workers", "2", "--restart", "worker-1,processor"], id="every kind"),
+        pytest.param(
+            4,
+            [
+                "--topology",
+                "all",
+                "--client",
+                "both",
+                "--long",
+                "4",
+                "--restart",
+                "decode-1,worker-1,processor",
+            ],
+            id="every kind, with streams that outlast a drain",
+        ),
         pytest.param(2, ["--topology", "pair", "--restart", "prefill-1,decode-1"], id="a pair"),
         pytest.param(
             2,

@@ -158,15 +158,15 @@ async def follow_the_pages(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags
             expected = f"failed: .*{shown.plain}" if plain and shown.plain else shown.everywhere
             if not re.search(expected, said) or ("failed" in said and "failed" not in expected):
                 wrong.append(f"{word}: {said}")
-        wrong += await _with_buf(folder, addresses)
+        wrong += await _with_curl(folder, addresses)
     return wrong
 
 
-async def _with_buf(folder: Path, addresses: dict[str, str]) -> list[str]:
-    """Run README.md's calls with buf."""
+async def _with_curl(folder: Path, addresses: dict[str, str]) -> list[str]:
+    """Run README.md's calls with buf and curl."""
     (folder / ".venv").symlink_to(sys.prefix)
     shown = "".join(_blocks("README.md", "sh"))
-    calls = re.findall(r"^gcurl (?:.*\\\n)*.*$", shown, re.MULTILINE)
+    calls = re.findall(r"^g?curl (?:.*\\\n)*.*$", shown, re.MULTILINE)
     # A decode worker that has its prompts from another one needs a ticket.
     script = "\n".join(call for call in calls if not call.endswith("/Decode"))
     script = script.replace("127.0.0.1:50051", addresses["processor"])
@@ -180,8 +180,8 @@ async def _with_buf(folder: Path, addresses: dict[str, str]) -> list[str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     out = (await process.communicate())[0].decode()
-    wanted = ("finishReason", '"defaultOf"', '"workerId"')
-    return [] if all(word in out for word in wanted) else [f"gcurl: {out}"]
+    wanted = ('"chat.completion"', "finishReason", '"defaultOf"', '"workerId"')
+    return [] if all(word in out for word in wanted) else [f"curl: {out}"]
 
 
 def test_every_command_of_the_readme_is_run() -> None:

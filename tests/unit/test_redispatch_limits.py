@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from millstream_server.control.engine import Role
@@ -86,6 +88,19 @@ async def test_hand_offs_that_fail_again_end_it_and_accuse_it_of_nothing(
     assert "third" not in it.it.workers.asked
 
 
+async def test_a_ticket_that_a_worker_refuses_is_not_the_clients_fault(
+    text_model: TextModel,
+) -> None:
+    """A machine whose clock is wrong: the request goes on at others, or may be sent again."""
+    it, expired = lossy(text_model, PAIR), InvalidRequestError.of("ticket.expires_at", "has passed")
+    it.lose([], expired)
+    assert len(it.routes.asked) == 1
+    it.sink().fail(expired)
+    await it.it.client.end()
+    assert isinstance(it.it.client.raised, KvTransferError)
+    assert it.it.client.raised.retryable
+
+
 async def test_a_hand_off_that_failed_avoids_either_end(text_model: TextModel) -> None:
     """With one prefill worker only, the way to another decode worker may be open."""
     it = lossy(text_model, PAIR)
@@ -132,6 +147,21 @@ async def test_a_cancelled_turn_whose_worker_is_lost_ends_as_cancelled(
     await it.it.client.end()
     assert it.it.turn.choices[0].finish_reason is FinishReason.CANCELLED
     assert (it.it.client.raised, it.routes.asked) == (None, [])
+
+
+async def test_choices_that_end_with_a_lost_one_are_not_told_as_cancelled(
+    text_model: TextModel,
+) -> None:
+    """The client has asked for no cancel: it gets the loss."""
+    it = lossy(text_model, plans=[], n=2)
+    first, second = it.it.workers.sinks["decode"]
+    second.emit([50])
+    first.fail(GONE)
+    second.finish(replace(DONE, reason=FinishReason.CANCELLED))
+    await it.it.client.end()
+    assert it.it.client.raised is GONE
+    told = [delta for message in it.it.client.messages for delta in message.choices]
+    assert [(delta.index, delta.token_count, delta.finish_reason) for delta in told] == [(1, 1, 0)]
 
 
 async def test_a_turn_that_is_closed_goes_nowhere(text_model: TextModel) -> None:

@@ -82,6 +82,15 @@ def test_further_arguments_are_passed_on(tmp_path: Path) -> None:
     assert generator_arguments(config, lambda _: False)["tp_size"] == 2
 
 
+def test_two_engines_that_start_at_once_get_ports_of_their_own(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    names = ("master_port", "scheduler_port")
+    assert len({_arguments(folder)[name] for _ in range(2) for name in names}) == 4
+    context = _context(folder, engine_args=read_as(master_port=29500))
+    config = diffuser_config(SglangDiffusionSettings(), context)
+    assert generator_arguments(config, lambda _: False)["master_port"] == 29500
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

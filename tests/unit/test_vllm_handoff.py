@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millstream_server.control.engine import Role
-from millstream_server.engines.vllm.config import Connector
-from millstream_server.engines.vllm.handoff import LEASE_S, SideChannel
+from millstream_server.engines.vllm.config import Connector, VllmEngineConfig
+from millstream_server.engines.vllm.handoff import LEASE_S, SideChannel, side_channel
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.generation.ticket import TICKET_LIFETIME_S, EngineData, Ticket
@@ -32,7 +32,8 @@ _PARAMS = {
 
 
 def _channel(role: Role, connector: Connector = "push") -> SideChannel:
-    return SideChannel(role=role, connector=connector, engine_id="abc", host="10.0.0.1", port=8998)
+    at: dict[str, Any] = {"engine_id": "abc", "host": "10.0.0.1", "port": 8998, "lease_s": 30}
+    return SideChannel(role=role, connector=connector, **at)
 
 
 def _vllm(**parallel: int) -> Any:
@@ -49,6 +50,17 @@ def _request(data: EngineData | None, ids: tuple[int, ...] = (5, 6, 7), **ticket
 
 def test_a_lease_is_longer_than_a_ticket() -> None:
     assert LEASE_S > TICKET_LIFETIME_S
+
+
+@pytest.mark.parametrize(("connector", "lease_s"), [("push", 13), ("pull", LEASE_S)])
+def test_prefill_keeps_blocks_as_long_as_decode_waits_for_them(
+    connector: Connector, lease_s: int
+) -> None:
+    config = VllmEngineConfig(
+        model_path="m", role=Role.DECODE, connector=connector, transfer_timeout_s=12.5
+    )
+    extra = side_channel(config).transfer_config()["kv_connector_extra_config"]
+    assert extra == {"kv_lease_duration": lease_s}
 
 
 def test_both_legs_of_a_push_have_one_id_without_a_dash() -> None:

@@ -58,7 +58,7 @@ class RemoteChoice:
         self._texts.append(text)
         return text, sum([delta.token_count for delta in deltas])
 
-    def take(self) -> Delta | None:
+    def take(self, *, failed: bool = False) -> Delta | None:
         deltas, self.unsent = self.unsent, []
         if not deltas:
             return None

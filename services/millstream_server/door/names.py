@@ -46,6 +46,8 @@ class Names:
         """Return those of a conversation that is only tokenized."""
         path = chat.paths.messages
         others = {**_switches(chat.answers, "conversation.reasoning"), "conversation": path}
+        if chat.paths.continues:
+            others["conversation.continue_final_message"] = chat.paths.continues
         return cls(chat.messages, path, others)
 
     @contextlib.contextmanager

@@ -92,6 +92,7 @@ def tokenize_chat_of(chat: UntokenizedChat) -> processor_pb2.TokenizeRequest:
     if chat.answers.with_tools:
         conversation.tools.extend(map(_tool, chat.tools))
     _write_reasoning(conversation.reasoning, chat.answers)
+    conversation.continue_final_message = bool(chat.paths.continues)
     return request
 
 

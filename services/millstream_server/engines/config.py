@@ -73,14 +73,25 @@ class EngineConfig:
             EngineFailedError: it can't be bound.
         """
         host, port = self.bootstrap_host, self.bootstrap_port
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
-                raise EngineFailedError(message) from error
+        try:
+            _bind(host, port)
+        except OSError as error:
+            message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
+            raise EngineFailedError(message) from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody has now, out of many: the next caller gets another one."""
+    return _bind(host, 0)
+
+
+def _bind(host: str, port: int) -> int:
+    """Bind a socket, close it again and return its port."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
 
 
 _OF_TEXT = (

@@ -63,13 +63,15 @@ class StoppedText:
 
     __slots__ = ("_detokenizer", "_matcher", "_shows_end", "matched", "push")
 
-    def __init__(self, model: TextModel, options: Options, *, continuation: bool) -> None:
-        """Begin; ``continuation``: the text continues the prompt's."""
+    def __init__(
+        self, model: TextModel, options: Options, *, continuation: bool, behind: Sequence[int]
+    ) -> None:
+        """Begin; ``continuation``: the text continues the prompt's, whose ids are ``behind``."""
         special = options.include_special_tokens
         self._shows_end = special
         """The text includes the token that ended the choice."""
         self._detokenizer = detokenizer(
-            model, skip_special_tokens=not special, continuation=continuation
+            model, skip_special_tokens=not special, continuation=continuation, behind=behind
         )
         self.push = self._detokenizer.push
         """Takes new tokens, returns the text that they complete, whatever the stops."""
@@ -153,7 +155,12 @@ class Choice(Leg):
         self._texts: list[str] = []
         self._shares = turn.options.n
         """How many choices share a message."""
-        self._text = StoppedText(turn.text_model, turn.options, continuation=continuation)
+        self._text = StoppedText(
+            turn.text_model,
+            turn.options,
+            continuation=continuation,
+            behind=turn.request.token_ids if continuation else (),
+        )
         self._push = self._text.push
 
     # ---- from the worker: once per frame entry
@@ -290,9 +297,15 @@ class Choice(Leg):
         self._texts.append(text)
         return text, len(ids)
 
-    def take(self) -> Delta | None:
-        """Return the new output as a delta; None if there is none."""
+    def take(self, *, failed: bool = False) -> Delta | None:
+        """Return the new output as a delta; None if there is none.
+
+        ``failed``: another choice has ended the turn with an error, so that this one was cancelled.
+        Nobody asked for that, so it isn't told.
+        """
         ids, finish = self.unsent, self.result
+        if failed and finish is not None and finish.reason is FinishReason.CANCELLED:
+            finish = None
         if not (ids or finish) or self.finish_reason is not None or self.waits_for_prompt:
             return None
         logprobs, self.unsent, self._logprobs = self._logprobs, [], None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -137,7 +136,7 @@ class Conversation:
         self._options: Options | None = None
         self._work = work
         self._refused = False
-        self._waiting: deque[UserTurn] = deque()
+        self._waiting: list[UserTurn] = []
         self._changed: asyncio.Future[None] | None = None
         """Set while the writer waits."""
         self._input_closed = False
@@ -262,7 +261,7 @@ class Conversation:
             if self._error:
                 raise self._error
             if self._waiting:
-                turn = self._waiting.popleft()
+                turn = self._waiting.pop(0)
                 self.number += 1
                 self._preparing = True
                 self.messages += turn.messages

@@ -268,7 +268,8 @@ def untokenized_from_proto(request: processor_pb2.TokenizeRequest) -> Untokenize
         InvalidRequestError: a part of it can't be read.
     """
     conversation = request.conversation
-    paths = ConversationPaths("conversation.messages", "conversation.tools")
+    continues = "conversation.continue_final_message" if conversation.continue_final_message else ""
+    paths = ConversationPaths("conversation.messages", "conversation.tools", continues)
     return UntokenizedChat(
         model=request.model,
         messages=messages_from_proto(conversation.messages, paths.messages, None),

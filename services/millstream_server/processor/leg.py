@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.processor.telemetry import NO_SPAN, RequestSpan
-from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.errors import InvalidRequestError, KvTransferError, ServingError
 from millstream_server.runtime.frozen import changed
+from millstream_server.runtime.telemetry.log import get_log
 
 if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
     from millstream_server.routing.plan import PlannedLeg
     from millstream_server.routing.workers import Candidate
+
+
+log = get_log(__name__)
 
 
 class Running(Protocol):
@@ -138,9 +142,23 @@ class Leg:
         self.span.ended(cancelled=finish.reason is FinishReason.CANCELLED)
 
     def fail(self, error: ServingError) -> None:
-        span, self.error = self.span, error
+        span = self.span
+        self.error = error = self._not_the_clients(error)
         self._ended()  # it may be started elsewhere, with another span
         span.failed(error)
+
+    def _not_the_clients(self, error: ServingError) -> ServingError:
+        """Return a refused ticket as a failed hand-off: this server made it, and not the client."""
+        found = error.violations if isinstance(error, InvalidRequestError) else ()
+        refused = [each for each in found if each.field.startswith("ticket.")]
+        if not refused:
+            return error
+        log.error(
+            "a worker refuses this server's tickets; do their clocks and keys agree?",
+            worker=self.place.address if self.place else "",
+            reason=f"{refused[0].field} {refused[0].description}",
+        )
+        return KvTransferError("a worker refused the hand-off's ticket; send the request again")
 
     def _ended(self) -> None:
         turn, self.turn, self._running = self.turn, _NO_TURN, None

@@ -338,7 +338,9 @@ class PulledOutput(TurnOutput[TurnT_contra], ABC):
         return message
 
     def _take(self, turn: TurnT_contra) -> list[Delta]:
-        deltas = [delta for choice in self._choices if (delta := choice.take()) is not None]
+        failed = turn.error is not None
+        taken = [choice.take(failed=failed) for choice in self._choices]
+        deltas = [delta for delta in taken if delta is not None]
         if not self._first_token_sent and any(delta.token_ids for delta in deltas):
             self._first_token_sent = True
             options = turn.options

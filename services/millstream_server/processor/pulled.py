@@ -47,8 +47,8 @@ class PulledChoice(Protocol):
     def take_text(self) -> tuple[str, int]:
         """Return the new text and its number of tokens; without all else and an end."""
 
-    def take(self) -> Delta | None:
-        """Return the new output; None: there is none."""
+    def take(self, *, failed: bool = False) -> Delta | None:
+        """Return the new output; None: there is none. ``failed``: the turn has."""
 
     def drop(self) -> None:
         """Forget what is in no delta."""

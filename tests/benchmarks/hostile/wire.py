@@ -23,10 +23,10 @@ CANCEL = 8
 MAX_WINDOW = (1 << 31) - 1
 DEFAULT_WINDOW = 65_535
 MAX_FRAME = 16_384
-_TABLE_SIZE, _INITIAL_WINDOW = 1, 4
+_TABLE_SIZE, INITIAL_WINDOW = 1, 4
 _HEAD = struct.Struct(">HBBBI")
 _DECODED_MOST = 2_000
-_WIDE = 1 << 30
+WIDE = 1 << 30
 """Room for a connection's answers, and for more updates of that."""
 
 
@@ -155,8 +155,8 @@ class Connection(asyncio.Protocol):
         self._transport = made = cast("asyncio.Transport", transport)  # uvloop's own
         self._writable.set()
         self._tally.connections += 1
-        values = {_TABLE_SIZE: 0, _INITIAL_WINDOW: self._own_window}
-        made.write(PREFACE + settings(values) + window_update(0, _WIDE))
+        values = {_TABLE_SIZE: 0, INITIAL_WINDOW: self._own_window}
+        made.write(PREFACE + settings(values) + window_update(0, WIDE))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End whatever waits."""
@@ -228,7 +228,7 @@ class Connection(asyncio.Protocol):
 
     def _settings(self, payload: bytes) -> None:
         for name, value in struct.iter_unpack(">HI", payload):
-            if name == _INITIAL_WINDOW:
+            if name == INITIAL_WINDOW:
                 self._windows = {k: v + value - self._initial for k, v in self._windows.items()}
                 self._initial = value
         self._write(frame(SETTINGS, ACK))

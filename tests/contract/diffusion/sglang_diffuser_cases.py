@@ -206,7 +206,7 @@ async def test_a_job_that_goes_on_after_a_cancel_is_killed(images: RunningDiffus
     held.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await held.task
-    assert not psutil.pid_exists(pid)
+    await until(lambda: not psutil.pid_exists(pid))  # what it had open ends a moment before it
     np.testing.assert_array_equal(await made(images), wanted)
 
 
@@ -259,14 +259,14 @@ async def test_starts_that_fail(
     folder = shutil.copytree(tiny_pipelines.image, tmp_path / "model")
     spoil(folder)
     engine = SglangDiffuser(SglangDiffuserConfig(model_path=folder, device="cpu"))
-    before = psutil.Process().children(recursive=True)
+    before = set(psutil.Process().children(recursive=True))  # some may be about to end
     with pytest.raises(EngineFailedError, match=sentence):
         await engine.start(lambda _: None)
     with pytest.raises(EngineFailedError):
         await engine.probe(0)
     await engine.close()
     await engine.close()
-    assert psutil.Process().children(recursive=True) == before
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def _rename_class(folder: Path, name: str) -> None:

@@ -112,6 +112,32 @@ async def test_history_system_and_results_reach_the_template(
     assert counted.input_tokens == len(prompt.encode())
 
 
+async def test_an_answer_goes_on_in_a_prefill(front: InProcessProcessor, model: TextModel) -> None:
+    said: Any = [{"type": "thinking", "thinking": "hm", "signature": ""}]
+    said += [{"type": "text", "text": text} for text in ("Let", " me")]
+    asked = {**HI, "messages": [*HI["messages"], {"role": "assistant", "content": said}]}
+    async with client(front) as api:
+        with saying(model, " see.", " see.") as prompts:
+            whole = await api.messages.create(**asked)
+            async with api.messages.stream(**asked) as stream:
+                streamed = await stream.get_final_message()
+        counted = await api.messages.count_tokens(model="tiny", messages=asked["messages"])
+    for message in (whole, streamed):
+        assert [(b.type, getattr(b, "text", "")) for b in message.content] == [("text", " see.")]
+    assert prompts == ["user:hi|assistant:(hm)Let me"] * 2
+    assert counted.input_tokens == whole.usage.input_tokens == len(prompts[0])
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+async def test_an_empty_prefill_asks_for_nothing(
+    front: InProcessProcessor, model: TextModel, content: Any
+) -> None:
+    asked = {**HI, "messages": [*HI["messages"], {"role": "assistant", "content": content}]}
+    with saying(model, "hm</think>Hi.") as prompts:
+        response = await ask(front.port, PATH, asked)
+    assert (response.status, prompts) == (200, ["user:hi|<think>"])
+
+
 async def test_instructions_in_the_middle_and_none_for_billing(
     front: InProcessProcessor, model: TextModel
 ) -> None:
@@ -176,6 +202,10 @@ async def test_why_an_answer_ends(
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
 
 
+def prefilled(content: Any, **more: Any) -> Any:
+    return {"messages": [*HI["messages"], {"role": "assistant", "content": content}], **more}
+
+
 @pytest.mark.parametrize(
     ("changed", "status", "kind", "says"),
     [
@@ -199,6 +229,18 @@ async def test_why_an_answer_ends(
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, "invalid_request_error",
          "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "there are no tools"),
+        (prefilled("Hm \n"), 400, "invalid_request_error",
+         "messages[1].content: the assistant's last message can't end with whitespace"),
+        (prefilled([{"type": "text", "text": "So"}, {"type": "thinking", "thinking": "hm"}]), 400,
+         "invalid_request_error", "messages[1].content: the last block"),
+        (prefilled("So", thinking={"type": "adaptive"}), 400, "invalid_request_error",
+         "thinking: can't be used"),
+        (prefilled("So", output_config={"format": {"type": "json_schema", "schema": {}}}), 400,
+         "invalid_request_error", "output_config.format: can't be kept"),
+        (prefilled([{"type": "tool_use", "id": "a", "name": "f", "input": {}}]), 400,
+         "invalid_request_error", "send their results"),
+        (prefilled('<tool_call>\n{"name": "g"}\n</tool_call>', tools=TOOLS), 400,
+         "invalid_request_error", "messages: the last message has a tool call in its text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
             400,

@@ -11,7 +11,8 @@ import pytest
 from millstream.v1 import diffusion_pb2, generation_pb2, processor_pb2, sampling_pb2, worker_pb2
 from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_testing.in_process import MODEL, processor, suite, worker
+from millstream_testing.in_process import MODEL, InProcessWorker, processor, suite, worker
+from millstream_testing.waiting import until
 from tests.support.processor.chats import (
     CANCEL,
     Conversation,
@@ -195,6 +196,46 @@ async def test_a_worker_that_goes_away_costs_one_retryable_error(text_model: Tex
         lost = [view for view in views if view.error is not None]
         assert [view.reason for view in lost] == ["WORKER_LOST"]
         assert [len(view.token_ids) for view in views if view.finish is not None] == [400]
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_a_request_without_a_token_starts_again_once(
+    text_model: TextModel, losses: int
+) -> None:
+    """Its workers hang, and go away."""
+    async with (
+        worker(STEPPING) as one,
+        worker(STEPPING) as two,
+        processor({MODEL: text_model}, [one.address, two.address]) as front,
+    ):
+        left = [one, two]
+        for each in left:
+            each.engine.wedge()
+        stream = text_stream(front.diffusion)
+        await stream.start(0, [1], max_new_tokens=40)
+        for _ in range(losses):
+            lost = await _running(left)
+            left.remove(lost)
+            await lost.server.stop(0)
+        for each in left:
+            each.engine.unwedge()
+        (view,) = await stream.ended(0)
+    if losses > 1:
+        assert view.reason == "REPEATED_LOSS"
+    else:
+        assert (view.error, len(view.token_ids)) == (None, 40)
+
+
+async def _running(workers: list[InProcessWorker]) -> InProcessWorker:
+    """Return the worker that has a request."""
+    found: list[InProcessWorker] = []
+
+    async def running() -> bool:
+        found.extend([each for each in workers if (await each.engine.load()).running_requests])
+        return bool(found)
+
+    await until(running)
+    return found[0]
 
 
 async def test_a_processor_that_shuts_down_lets_requests_finish(text_model: TextModel) -> None:

@@ -49,6 +49,22 @@ async def test_pipelined_requests_are_answered_in_order(service: HttpService, wi
     assert (await wire.response())[2] == [b"got 2"]
 
 
+async def test_a_browsers_question_keeps_the_connection() -> None:
+    asking = "Origin: https://a.example\r\nAccess-Control-Request-Method: POST\r\n"
+    ask = f"OPTIONS /echo HTTP/1.1\r\nHost: x\r\n{asking}".encode()
+    last = ask + b"Connection: close\r\n\r\n"
+    async with (
+        http_service(replace(OPTIONS, cors_origins={"*"})) as service,
+        raw(service.port) as wire,
+    ):
+        wire.send(ask + b"\r\n" + post("/echo", b"1") + ask + b"\r\n" + post("/echo", b"22") + last)
+        answers = [await wire.response() for _ in range(5)]
+        assert await wire.reader.read() == b""
+    assert [body for _, _, body in answers] == [[b""], [b"got 1"], [b""], [b"got 2"], [b""]]
+    assert [headers.get("connection") for _, headers, _ in answers] == [None] * 4 + ["close"]
+    assert answers[0][1]["access-control-allow-methods"] == "POST"
+
+
 async def test_a_body_may_come_in_chunks_and_bytes(service: HttpService, wire: Raw) -> None:
     sent = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     sent += b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"

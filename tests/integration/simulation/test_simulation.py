@@ -1,4 +1,4 @@
-"""Real Processor, links, routing, workers and hand-offs under faults, in simulated time.
+"""Real Processors, links, routing, workers, hand-offs and clients under faults, in simulated time.
 
 `python -m tests.benchmarks.simulation` runs more of the same, and says how to repeat what fails.
 """
@@ -6,117 +6,241 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from millstream_server.control.engine import Role
 from millstream_server.links.slot_stream import SlotStream
-from millstream_server.processor.choice import Choice
-from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.simulation.clock import SimulatedLoop, run
+from tests.support.simulation.engine import Machine
 from tests.support.simulation.faults import KINDS
 from tests.support.simulation.network import Network
+from tests.support.simulation.requests import Chat, Completion, Knobs, Turn
 from tests.support.simulation.scenarios import scenario, shrunk
-from tests.support.simulation.suite import Fault, Request, Scenario, play
+from tests.support.simulation.suite import Fault, Result, Scenario, play
+from tests.support.simulation.ways import (
+    AGAIN,
+    CONTINUE,
+    GIVEN,
+    REPLAY,
+    WITH_STATE,
+    features,
+    table,
+)
 
 _REQUESTS = 100
 _GROUPS = 10
 _PER_GROUP = 10
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Keep hundreds of lost workers out of the log, which takes most of the time."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 @pytest.mark.parametrize("group", range(_GROUPS))
-def test_faults_break_no_promise(text_model: TextModel, group: int) -> None:
+def test_faults_break_no_promise(group: int) -> None:
     """Ten thousand requests over a hundred seeds."""
     for seed in range(group * _PER_GROUP, (group + 1) * _PER_GROUP):
-        result = play(scenario(seed, _REQUESTS), text_model)
-        assert not result.wrong, f"seed {seed}: python -m tests.benchmarks.simulation --seed {seed}"
+        wrong = play(scenario(seed, _REQUESTS)).wrong
+        assert not wrong, f"seed {seed}: python -m tests.benchmarks.simulation --seed {seed}"
 
 
-def test_a_seed_gives_the_same_run(text_model: TextModel) -> None:
-    one, other = (play(scenario(7, 60), text_model) for _ in range(2))
+def test_each_row_of_the_table_is_drawn() -> None:
+    """But images and videos: simulated Processors have no encode workers."""
+    drawn = {
+        feature
+        for seed in range(_GROUPS * _PER_GROUP)
+        for made in [scenario(seed, 20)]
+        for request in made.requests
+        for feature in features(request.knobs, made.machine)
+    }
+    assert drawn | {GIVEN, "images and videos"} == set(table())
+
+
+def test_a_seed_gives_the_same_run() -> None:
+    one, other = (play(scenario(7, 30)) for _ in range(2))
     assert one.seen
     assert one.seen == other.seen
-    assert play(scenario(8, 60), text_model).seen != one.seen
+    assert play(scenario(8, 30)).seen != one.seen
 
 
-def test_no_fault_means_no_error(text_model: TextModel) -> None:
-    quiet = [play(scenario(seed, 60, faults=0), text_model) for seed in range(4)]
-    assert not any(result.wrong for result in quiet)
-    ends = sum((Counter(result.ends) for result in quiet), Counter())
-    assert set(ends) == {"OK", "CANCELLED"}, "some clients cancel"
+def test_no_fault_means_no_error() -> None:
+    for seed in range(4):
+        made = replace(scenario(seed, 30, faults=0), max_running=0)
+        result = play(made)
+        assert not result.wrong
+        assert set(result.ends) <= {"OK", "CANCELLED"}, "some clients cancel"
 
 
-# ---- it finds what is wrong ----------------------------------------------------------------------
+def test_a_rolling_restart_costs_no_request() -> None:
+    """Of all workers and Processors, while clients neither retry nor go on."""
+    for seed in range(3):
+        made = scenario(seed, 40, faults=0)
+        names = [("drain", i) for i in range(2)] + [("drain_front", 7 * i) for i in range(2)]
+        faults = tuple(
+            Fault(2.0 + 3 * place, kind, target, 9.0) for place, (kind, target) in enumerate(names)
+        )
+        result = play(
+            replace(made, workers=(Role.AGGREGATED,) * 2, processors=2, max_running=0, step_s=0.02,
+                    requests=tuple(_patient(each) for each in made.requests if not
+                                   each.knobs.diffusion), faults=faults)
+        )  # fmt: skip
+        assert not result.wrong
+        assert set(result.ends) == {"OK"}
 
 
-def _alone(*faults: Fault, tokens: int = 20, roles: tuple[Role, ...] = ()) -> Scenario:
-    request = Request(at_s=1.0, prompt=(5,), tokens=tokens)
+def _patient(request: Completion | Chat) -> Completion | Chat:
+    return replace(request, cancel_after_s=None, deadline_s=None, read_pause_s=0.0, library=False)
+
+
+# ---- how what is lost goes on --------------------------------------------------------------------
+
+_PLAIN = Machine()
+_UNTOLD = Machine(resumes=False)
+_VLLM = Machine("vllm", resumes=False)
+_UNSEEDED = Machine(seeds=False, resumes=False)
+
+
+def _lost(machine: Machine, knobs: Knobs, kind: str = "kill") -> list[Result]:
+    """Lose the worker of a request in the middle of its answer; another one is there."""
+    role = Role.DIFFUSION if knobs.diffusion else Role.AGGREGATED
+    request = Completion(prompt=(5,), knobs=replace(knobs, tokens=30))
+    results = [
+        play(
+            Scenario(1, (role,) * 2, 0.1, (request,), (Fault(1.6, kind, target),), machine=machine)
+        )
+        for target in range(2)
+    ]
+    assert [result.wrong for result in results] == [[], []]
+    return [result for result in results if [*result.went_on] or set(result.ends) != {"OK"}]
+
+
+@pytest.mark.parametrize(
+    ("machine", "knobs", "way"),
+    [
+        (_PLAIN, Knobs(), CONTINUE),
+        (_PLAIN, Knobs(n=3, stop="GHI"), CONTINUE),
+        (_PLAIN, Knobs(random=True, seed=9, n=2), CONTINUE),
+        (_PLAIN, Knobs(penalty=True), WITH_STATE),
+        (_PLAIN, Knobs(grammar=True, random=True, seed=4), WITH_STATE),
+        (_UNTOLD, Knobs(penalty=True), REPLAY),
+        (_UNTOLD, Knobs(grammar=True, seed=2, random=True), REPLAY),
+        (_PLAIN, Knobs(logprobs=True, prompt_logprobs=True), REPLAY),
+        (_VLLM, Knobs(random=True, seed=9), REPLAY),
+        (_VLLM, Knobs(random=True), CONTINUE),
+        (_UNSEEDED, Knobs(random=True), CONTINUE),
+        (_UNSEEDED, Knobs(random=True, penalty=True), None),
+        (_UNSEEDED, Knobs(random=True, logprobs=True), None),
+        (_PLAIN, Knobs(diffusion=True), None),
+    ],
+)
+def test_what_is_lost_in_mid_answer_goes_on(
+    machine: Machine, knobs: Knobs, way: int | None
+) -> None:
+    (result,) = _lost(machine, knobs)
+    assert {done.way for _, done in result.went_on} == ({way} if way else set())
+    assert set(result.ends) == {"OK" if way else "UNAVAILABLE"}
+
+
+def test_what_is_lost_before_its_first_token_begins_again() -> None:
+    """Whatever it asks for: here the engine hangs, and is then killed."""
+    knobs = Knobs(random=True, penalty=True, logprobs=True)
+    request = Completion(prompt=(5,), knobs=knobs)
+    hangs, dies = (Fault(at_s, kind, 0, 3.0) for at_s, kind in ((0.5, "wedge"), (2.0, "kill")))
+    both = (hangs, replace(hangs, target=1), dies, replace(dies, target=1, at_s=3.0))
+    ways = set()
+    for faults in (both[:3], (*both[:2], both[3])):
+        made = Scenario(1, (Role.AGGREGATED,) * 2, 0.1, (request,), faults, machine=_UNSEEDED)
+        result = play(made)
+        assert (result.wrong, set(result.ends)) == ([], {"OK"})
+        ways |= {done.way for _, done in result.went_on}
+    assert ways == {AGAIN}
+
+
+def test_an_engine_that_draws_otherwise_ends_a_replay() -> None:
+    request = Completion(prompt=(5,), knobs=Knobs(tokens=30, logprobs=True))
+    for target in range(2):
+        lies = Fault(1.5, "lie", 1 - target, 30.0)
+        made = Scenario(
+            1, (Role.AGGREGATED,) * 2, 0.1, (request,), (lies, Fault(2.0, "kill", target))
+        )
+        result = play(made)
+        assert not result.wrong
+        if "ABORTED" in result.ends:
+            return
+    pytest.fail("no replay ended")
+
+
+_TURNS = (
+    Turn("日本 so", "well, a clock: ⏰", (("clock", "now"), ("sum", "1 + 1 = 2"))),
+    Turn("Grüße"),
+)
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen-xml", "glm-kv", "deepseek-v3.1", "olmo3"])
+def test_reasoning_and_calls_go_on_over_two_turns(form: str) -> None:
+    """The worker is lost every half a second or so, and comes back."""
+    request = Chat(turns=_TURNS, knobs=Knobs(400, ignore_eos=False))
+    faults = tuple(Fault(1.3 + place, "drain", place, 0.01) for place in range(12))
+    made = Scenario(2, (Role.AGGREGATED,) * 2, 0.05, (request,), faults, form=form)
+    result = play(made)
+    assert (result.wrong, set(result.ends)) == ([], {"OK"})
+    assert len(result.talks[0].answers) == 2
+
+
+# ---- a lost Processor ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Completion(prompt=(5,), knobs=Knobs(40), library=True),
+        Chat(turns=(Turn("日本 Grüße " * 3 + "!", "hm"),), knobs=Knobs(400, ignore_eos=False),
+             library=True),
+        Chat(turns=(Turn("日本 Grüße " * 3 + "!"),), knobs=Knobs(400, ignore_eos=False),
+             library=True, events=False),
+    ],
+    ids=["token ids", "events", "text"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["kill_front", "vanish_front"])
+def test_the_python_client_goes_on_at_another_processor(
+    request_: Completion | Chat, kind: str
+) -> None:
+    fault = Fault(2.0, kind, 0, 60.0)
+    made = Scenario(1, (Role.AGGREGATED,), 0.1, (request_,), (fault,), processors=2)
+    result = play(made)
+    assert (result.wrong, set(result.ends)) == ([], {"OK"})
+    assert result.talks[0].answers[0].resumed
+
+
+# ---- it shrinks, and each fault does what its name says ------------------------------------------
+
+
+def _alone(*faults: Fault, tokens: int = 40, roles: tuple[Role, ...] = ()) -> Scenario:
+    request = Completion(prompt=(5,), knobs=Knobs(tokens))
     return Scenario(1, roles or (Role.AGGREGATED,), 0.1, (request,), faults)
 
 
-def test_it_finds_a_token_that_is_lost(text_model: TextModel) -> None:
-    emit = Choice.emit
-
-    def lossy(self: Choice, token_ids: Any, logprobs: Any = ()) -> None:
-        emit(self, [token for token in token_ids if token != 9], logprobs)
-
-    with mock.patch.object(Choice, "emit", lossy):
-        wrong = play(_alone(), text_model).wrong
-    assert any("choice 0 has" in what for what in wrong)
-
-
-def test_it_finds_a_slot_that_leaks(text_model: TextModel) -> None:
-    with mock.patch.object(SlotStream, "cancel", autospec=True):
-        cancelled = replace(_alone(tokens=10_000_000).requests[0], tokens=4000, cancel_after_s=1.0)
-        wrong = play(replace(_alone(), requests=(cancelled,)), text_model).wrong
-    assert "processor still has 1 requests at workers" in wrong
-    assert "worker-0 still has 1 open requests" in wrong
-
-
-def test_it_finds_a_request_that_never_ends(text_model: TextModel) -> None:
-    with mock.patch.object(SlotStream, "close", autospec=True):
-        wrong = play(_alone(Fault(2.0, "kill", 0)), text_model).wrong
-    assert "request 0: it ended 0 times" in wrong
-
-
-def test_a_failing_scenario_shrinks(text_model: TextModel) -> None:
+def test_a_failing_scenario_shrinks() -> None:
     """What is left names the one fault and the one request that matter."""
 
     def fails(tried: Scenario) -> bool:
         with mock.patch.object(SlotStream, "close", autospec=True):
-            return bool(play(tried, text_model).wrong)
+            return bool(play(tried).wrong)
 
     faults = tuple(Fault(float(i), kind, i) for i, kind in enumerate(("slow", "kill", "reset")))
-    requests = tuple(Request(at_s=0.5 * i, prompt=(5 + i,), tokens=9) for i in range(8))
+    requests = tuple(Completion(at_s=0.5 * i, prompt=(5 + i,), knobs=Knobs(9)) for i in range(8))
     least = shrunk(Scenario(3, (Role.AGGREGATED,), 0.1, requests, faults), fails)
     assert len(least.faults) == 1
     assert len(least.requests) == 1
 
 
-# ---- each fault does what its name says ----------------------------------------------------------
-
-_LOST = {"kill", "vanish", "reset"}
-"""The request is lost with the connection."""
+_LOST = {"kill", "vanish", "reset", "die", "kill_front", "vanish_front"}
+"""The request is lost with the connection, or with the engine."""
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_fault_in_mid_answer(text_model: TextModel, kind: str) -> None:
+def test_a_fault_in_mid_answer(kind: str) -> None:
     roles = (Role.PREFILL, Role.DECODE) if kind == "cut_peers" else (Role.AGGREGATED,)
-    result = play(_alone(Fault(2.0, kind, 0, 3.0), tokens=40, roles=roles), text_model)
+    result = play(_alone(Fault(2.0, kind, 0, 3.0), roles=roles))
     assert not result.wrong
     assert set(result.ends) == ({"UNAVAILABLE"} if kind in _LOST else {"OK"})
 

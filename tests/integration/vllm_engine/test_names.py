@@ -61,10 +61,15 @@ _SOURCES = {
         "98d49f74d3997d2bb14fb1b9fb470c709b97d1642a97aa96e96601f078f162ef",
         "engines/vllm/core_process.py wraps it: the end of a late transfer must not end the core",
     ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_worker."
+    "NixlPushConnectorWorker._do_start_push_kv": (
+        "00e8b959396d92d5a161765cadba33d798b39b59114892ac23a3d484c54e098d",
+        "engines/vllm/transfer_worker.py meets decode's engine before it, in the same way",
+    ),
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.push_scheduler."
     "NixlPushConnectorScheduler.update_state_after_alloc": (
         "f74b4180a21345579826f444fa07b9e51c1b90242a527272d068e94fbef66fb7",
-        "engines/vllm/withdrawal.py makes the same registration, without blocks",
+        "engines/vllm/transfer_worker.py makes the same registration, without blocks",
     ),
 }
 """SHA-256 of the source that ours was written against, and what ours does."""

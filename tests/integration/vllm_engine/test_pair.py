@@ -14,7 +14,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.vllm import handoff
+from millstream_server.engines.vllm import handoff, launch
+from millstream_server.engines.vllm.config import VllmEngineConfig
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import new_engine_id
 from millstream_server.generation.ticket import EngineData
@@ -34,13 +35,17 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 _TIMEOUT_S = 6.0
 _LEASE_S = {"push": 120, "pull": 6}
-"""Push: longer than any test waits for blocks to be free."""
+"""Push: longer than any test waits for blocks to be free. Its own lease: `test_ranks.py`."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["push", "pull"])
 async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
     settings = {"max_running_requests": 8, "transfer_timeout_s": _TIMEOUT_S}
-    with mock.patch.object(handoff, "LEASE_S", _LEASE_S[request.param]):
+
+    def channel(config: VllmEngineConfig) -> handoff.SideChannel:
+        return replace(handoff.side_channel(config), lease_s=_LEASE_S[request.param])
+
+    with mock.patch.object(launch, "side_channel", channel):
         starting = started_pair(model, connector=request.param, **settings)
         async with starting as running:
             yield running
@@ -103,6 +108,23 @@ async def test_an_abort_of_decode_while_it_waits(pair: Pair, expected: list[list
     await _idle(pair.prefill)
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.002, 0.01, 0.05])
+async def test_an_abort_of_decode_that_comes_late(pair: Pair, after_s: float) -> None:
+    """Prefill has ended, and keeps its blocks until decode asks: which it won't any more.
+
+    ``after_s``: decode's core may not have it yet, may have it, or may have asked.
+    """
+    request = generation([round(1000 * after_s) + 40] * 300, LONG, ticket=pair.ticket())
+    prefilled = await result(pair.prefill.submit(request))
+    if prefilled.engine_data is not None:
+        pytest.skip("decode reads the blocks; those that it doesn't read go with the lease")
+    late = replace(request, engine_id=new_engine_id())
+    sink = pair.decode.submit(late)
+    await asyncio.sleep(after_s)
+    await pair.decode.abort(late, sink)
+    await asyncio.gather(_idle(pair.prefill), _idle(pair.decode))
+
+
 async def test_an_abort_of_decode_while_it_runs(pair: Pair) -> None:
     ticket = pair.ticket()
     prefill = replace(generation([18] * 300, ticket=ticket))
@@ -150,6 +172,7 @@ async def test_a_prefill_that_is_gone(pair: Pair) -> None:
     sink = pair.decode.submit(generation([21] * 90, ticket=nobody))
     with pytest.raises(KvTransferError):
         await result(sink)
+    await _idle(pair.decode)
     got, _, _ = await pair.hand_off(generation([22] * 40, 4))
     assert got
 

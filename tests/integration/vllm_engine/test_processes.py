@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,14 @@ from millstream.v1 import (
     decode_pb2_grpc,
     generation_pb2,
     processor_pb2,
-    processor_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
-from millstream_server.engines.vllm.withdrawal import WRITE_S
 from millstream_server.generation.ticket import EngineData, Ticket, TicketKey
 from millstream_testing.waiting import until
+from tests.support.engines.vllm_fleet import Fleet, connected, started_fleet
 from tests.support.processes import forked
-from tests.support.processes.ports import free_port
-from tests.support.processes.suite import TICKET_KEY, ServiceProcess, stop_all
+from tests.support.processes.suite import TICKET_KEY, ServiceProcess
 from tests.support.processor.chats import (
     CANCEL,
     Answer,
@@ -40,7 +36,7 @@ from tests.support.processor.chats import (
 )
 from tests.support.telemetry.scraping import Scrape, scrape
 from tests.support.wire.failures import Failure, refusal
-from tests.support.wire.long_streams import LoadWatch, load_of
+from tests.support.wire.long_streams import LoadWatch
 from tests.support.worker.worker_streams import decode_stream
 
 pytestmark = [
@@ -50,110 +46,22 @@ pytestmark = [
 ]
 
 _PROMPTS = [[(13 * n + 7 * i) % 900 + 50 for i in range(96 + n)] for n in range(8)]
-_SLOW = [[(5 * i + n) % 900 + 50 for i in range(1900)] for n in range(2)]
-"""Their prefill takes two seconds: 16 tokens a step."""
+_SLOW = [5 * i % 900 + 50 for i in range(1900)]
+"""Its prefill takes a while: 16 tokens a step."""
 _FEW = options(8, temperature=0, ignore_eos=True, return_token_ids=True)
+_SOME = options(300, temperature=0, ignore_eos=True, return_token_ids=True)
 _MANY = options(1800, temperature=0, ignore_eos=True, return_token_ids=True)
 _REASONS = {"WORKER_LOST", "ENGINE_FAILED", "KV_TRANSFER_FAILED", "NO_WORKER"}
 """Of requests that need a worker that is killed; the last one: those that come just behind it."""
-_IDLE_S = 2.0
-_STARTS_S = 120.0
-
-
-@dataclass
-class Fleet:
-    """A pair and a worker of each engine, and a Processor over the pairs, both or vLLM's alone."""
-
-    workers: dict[str, ServiceProcess]
-    fronts: dict[str, ServiceProcess]
-
-    @contextlib.asynccontextmanager
-    async def front(self, name: str) -> AsyncIterator[Any]:
-        async with grpc.aio.insecure_channel(self.fronts[name].address) as channel:
-            await channel.channel_ready()  # deadlines are spent on requests alone
-            yield processor_pb2_grpc.ProcessorServiceStub(channel)
-
-    @contextlib.asynccontextmanager
-    async def loads(self) -> AsyncIterator[tuple[LoadWatch, LoadWatch]]:
-        """Follow vLLM's prefill and decode worker; both are idle."""
-        prefill, decode = (self.workers[name] for name in ("vllm prefill", "vllm decode"))
-        async with load_of(prefill.address) as first, load_of(decode.address) as second:
-            await asyncio.gather(first.idle(30), second.idle(30))
-            yield first, second
-
-    async def restart(self, name: str) -> None:
-        """Start a worker that was killed; wait until the Processors have it again."""
-        self.workers[name].kill()
-        self.workers[name].start()
-        await self.workers[name].until_serving(_STARTS_S)
-        async with self.front("vllm") as stub:
-            await _connected(stub, 2)
-
-
-def _worker(model: Path, log: Path, engine: str, role: str) -> ServiceProcess:
-    flags: dict[str, object] = {
-        "engine": engine,
-        "model_path": model,
-        "model_name": "tiny",
-        "max_total_tokens": 8192,
-        "log_level": "warning",
-        "metrics_listen": f"127.0.0.1:{free_port()}",
-    }
-    if role == "prefill":
-        flags["bootstrap_port"] = free_port()
-        if engine == "vllm":
-            flags["engine_args"] = "--max-num-batched-tokens 16 --no-enable-prefix-caching"
-    elif role == "decode":
-        flags["mode"] = "disaggregated"
-    module = "prefill" if role == "prefill" else "decode"
-    return ServiceProcess(f"millstream_server.{module}", flags, log / f"{engine}-{role}.log")
+_FREE_S = 20.0
+"""Until all blocks are free, at most: 5 s for a write, and time on a busy machine. Prefill keeps
+what decode doesn't ask for longer, for 30 s."""
 
 
 @pytest.fixture(scope="module")
 def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    log = tmp_path_factory.mktemp("logs")
-    workers = {
-        f"{engine} {role}": _worker(model, log, engine, role)
-        for engine in ("vllm", "sglang")
-        for role in ("prefill", "decode", "whole")
-    }
-    addresses = {name: worker.address for name, worker in workers.items()}
-    fronts = {
-        name: ServiceProcess(
-            "millstream_server.processor",
-            {
-                "models": f"tiny={model}",
-                "workers": ",".join(at for who, at in addresses.items() if who in which),
-                "policy": "kv_aware",
-                "log_level": "warning",
-                "metrics_listen": f"127.0.0.1:{free_port()}",
-            },
-            log / f"front-{name}.log",
-        )
-        for name, which in {
-            "pairs": {who for who in workers if "whole" not in who},
-            "whole": {"vllm whole", "sglang whole"},
-            "vllm": {"vllm prefill", "vllm decode"},
-            "all of vllm": {"vllm prefill", "vllm decode", "vllm whole"},
-        }.items()
-    }
-    everything = [*workers.values(), *fronts.values()]
-    try:
-        for service in everything:
-            service.start()
-        for service in everything:
-            service.wait_serving(timeout_s=240)
-        yield Fleet(workers, fronts)
-    finally:
-        stop_all(*everything)
-
-
-async def _connected(stub: Any, count: int) -> None:
-    async def connected() -> bool:
-        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return bool(sum(workers.connected for workers in listed.workers) == count)
-
-    await until(connected, 30)
+    with started_fleet(model, tmp_path_factory.mktemp("logs")) as fleet:
+        yield fleet
 
 
 async def _answer(stub: Any, ids: list[int]) -> list[int]:
@@ -180,7 +88,7 @@ async def _decoded(fleet: Fleet, role: str) -> dict[str, float]:
 
 async def test_pairs_of_two_engines_serve_one_model(fleet: Fleet) -> None:
     async with fleet.front("pairs") as stub, fleet.front("whole") as other:
-        await asyncio.gather(_connected(stub, 4), _connected(other, 2))
+        await asyncio.gather(connected(stub, 4), connected(other, 2))
         wanted = [await _answer(other, ids) for ids in _PROMPTS]
         for _ in range(3):  # a leg at the other engine's would fail
             got = await asyncio.gather(*(_answer(stub, ids) for ids in _PROMPTS))
@@ -243,23 +151,29 @@ async def test_a_cancel(fleet: Fleet, phase: str, spelling: str) -> None:
         limits = {"at once": 0.01, "prefill": 0.3, "decode": 2.0}
         deadline = {"timeout": limits[phase]} if spelling == "deadline" else {}
         chat = Conversation(stub, **deadline)
-        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 120
-        await chat.say(start(text, opts=_MANY if phase == "decode" else _FEW))
-        if phase == "prefill":
-            await first.busy(within_s=5)
-        elif phase == "decode" and spelling != "deadline":  # by then it decodes by itself
-            for _ in range(4):
-                await chat.read()
-        if spelling == "message":
-            await chat.say(CANCEL)
-            assert (await chat.answer()).finish_reason == generation_pb2.FINISH_REASON_CANCELLED
-        elif spelling == "rpc":
-            chat.call.cancel()
-        else:
+        text = "Hello" if phase != "prefill" else "def forward(self, value): " * 160
+        await chat.say(start(text, opts=_MANY if phase == "decode" else _SOME))
+        if spelling == "deadline":
             with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
                 await chat.answer()
-        await first.idle(_IDLE_S)
-        await second.idle(_IDLE_S + WRITE_S)
+        elif phase == "prefill":
+            await first.busy(within_s=5)
+            async with fleet.frozen("vllm prefill"):
+                await _cancel(chat, spelling)
+        else:
+            for _ in range(4 if phase == "decode" else 0):  # by then it decodes by itself
+                await chat.read()
+            await _cancel(chat, spelling)
+        await first.idle(_FREE_S)
+        await second.idle(_FREE_S)
+
+
+async def _cancel(chat: Conversation, spelling: str) -> None:
+    if spelling == "rpc":
+        chat.call.cancel()
+    else:
+        await chat.say(CANCEL)
+        assert (await chat.answer()).finish_reason == generation_pb2.FINISH_REASON_CANCELLED
 
 
 async def test_a_cancel_of_a_leg_whose_cache_does_not_come(fleet: Fleet) -> None:
@@ -272,7 +186,7 @@ async def test_a_cancel_of_a_leg_whose_cache_does_not_come(fleet: Fleet) -> None
         (view,) = await stream.ended(1)
         assert view.finish is not None
         assert view.finish.reason == generation_pb2.FINISH_REASON_CANCELLED
-        await load.idle(_IDLE_S + WRITE_S)
+        await load.idle(_FREE_S)
 
 
 async def _ticket(fleet: Fleet) -> Ticket:
@@ -286,6 +200,27 @@ async def _info(worker: ServiceProcess) -> Any:
     async with grpc.aio.insecure_channel(worker.address) as channel:
         stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         return (await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+
+
+async def test_prefill_meets_a_decode_engine_that_is_slow_to_answer(fleet: Fleet) -> None:
+    """vLLM asks it once, for 5 s: on a busy machine a first wave of hand-offs failed so."""
+    async with fleet.restarted("vllm decode"):
+        pass  # prefill hasn't met this one
+    async with fleet.loads() as (_, decode), fleet.front("vllm") as stub:
+        call = asyncio.ensure_future(gather(stub.Complete(completion(_SLOW, _FEW))))
+        await decode.until(lambda report: report.used_blocks > 0, 30)
+        core = psutil.Process(_core(fleet.workers["vllm decode"]))
+        core.suspend()  # the thread that answers is there; the registration is sent elsewhere
+        try:
+            await asyncio.sleep(7)
+        finally:
+            core.resume()
+        answer = await call
+    assert answer.usage.completion_tokens == 8
+    assert answer.finished
+    assert not answer.finished.redispatches
+    async with fleet.front("whole") as other:
+        assert await _answer(other, _SLOW) == answer.choices[0].token_ids
 
 
 # ---- kills
@@ -304,40 +239,53 @@ async def test_a_kill(fleet: Fleet, role: str, process: str) -> None:
     worker = fleet.workers[f"vllm {role}"]
     async with fleet.loads() as loads, fleet.front("vllm") as stub:
         before = await _answer(stub, _PROMPTS[0])
-        decoding, prefilling, answer = await _all_phases(stub, loads)
-        everything = psutil.Process(worker.pid).children(recursive=True)
-        os.kill(worker.pid if process == "main" else _core(worker), signal.SIGKILL)
-        _check(await asyncio.wait_for(refusal(prefilling), 5))
-        if role == "decode":
-            _check(await asyncio.wait_for(refusal(decoding), 5))
-        else:  # its cache has come
-            await _rest(decoding, answer)
-            assert answer.usage.completion_tokens == 1800
-        survivor = loads[1] if role == "prefill" else loads[0]
-        await survivor.idle(_IDLE_S + WRITE_S)
-        await worker.until_gone()
-        await until(lambda: not any(each.is_running() for each in everything), 20)
-        await fleet.restart(f"vllm {role}")
+        async with fleet.restarted(f"vllm {role}"):
+            everything = psutil.Process(worker.pid).children(recursive=True)
+            pid = worker.pid if process == "main" else _core(worker)
+            decoding, prefilling, answer = await _killed_in_all_phases(fleet, stub, loads, pid)
+            _check(await asyncio.wait_for(refusal(prefilling), 30))
+            if role == "decode":
+                _check(await asyncio.wait_for(refusal(decoding), 30))
+            else:  # its cache has come
+                await _rest(decoding, answer)
+                assert answer.usage.completion_tokens == 1800
+            survivor = loads[1] if role == "prefill" else loads[0]
+            await survivor.idle(_FREE_S)
+            await worker.until_gone()
+            await until(lambda: not any(each.is_running() for each in everything), 20)
         assert await _answer(stub, _PROMPTS[0]) == before
 
 
-async def _all_phases(stub: Any, loads: tuple[LoadWatch, LoadWatch]) -> tuple[Any, Any, Answer]:
-    """Return a call that decodes and one that prefills, and what has come of the first."""
+async def _killed_in_all_phases(
+    fleet: Fleet, stub: Any, loads: tuple[LoadWatch, LoadWatch], pid: int
+) -> tuple[Any, Any, Answer]:
+    """Kill a process while one request decodes and one prefills.
+
+    Returns their calls, and what has come of the first.
+    """
     prefill, decode = loads
     for _ in range(9):
-        await asyncio.sleep(0.3)  # until a report counts what has just ended
-        assert decode.last is not None
-        ended = decode.last.completion_tokens_total
         decoding, answer = stub.Complete(completion(_PROMPTS[1], _MANY)), Answer()
         while not answer.choices:
             answer.add(await decoding.read())
-        calls = [stub.Complete(completion(ids, _FEW)) for ids in _SLOW]
-        await prefill.busy(within_s=5)
-        if decode.last.completion_tokens_total == ended:
-            return decoding, calls[-1], answer
-        await _rest(decoding, answer)  # it may have ended: again
-        await asyncio.gather(*map(gather, calls))
-    raise AssertionError("no request decodes any more when others prefill")
+        prefilling = stub.Complete(completion(_SLOW, _FEW))
+        await prefill.busy(within_s=30)
+        async with fleet.frozen("vllm prefill", "vllm decode"):
+            if await _running(decode) and await _running(prefill):
+                os.kill(pid, signal.SIGKILL)
+                return decoding, prefilling, answer
+        await _rest(decoding, answer)  # one had ended: again
+        await gather(prefilling)
+    raise AssertionError("no request decodes any more when another one prefills")
+
+
+async def _running(load: LoadWatch) -> int:
+    """Return how many requests a worker runs whose engine is frozen."""
+    for _ in range(2):  # the first report may be of before
+        seen = load.last
+        await load.until(lambda report, seen=seen: report is not seen, 10)  # type: ignore[misc]
+    assert load.last is not None
+    return load.last.running_requests
 
 
 async def _rest(call: Any, answer: Answer) -> None:
@@ -351,20 +299,37 @@ async def test_what_a_killed_decode_worker_ran_goes_on_at_a_whole_one(fleet: Fle
         completion(_PROMPTS[0], options(1200, **fields)),
         completion(_PROMPTS[1], options(1200, presence_penalty=0.5, **fields)),
     ]
-    async with fleet.front("all of vllm") as stub:
+    async with (
+        fleet.loads() as (_, decode),
+        fleet.front("all of vllm") as stub,
+        fleet.restarted("vllm decode"),
+    ):
         before = [await gather(stub.Complete(one)) for one in asked]
-        calls, answers = [stub.Complete(one) for one in asked], [Answer() for _ in asked]
-        for call, answer in zip(calls, answers, strict=True):
-            answer.add(await call.read())
-        os.kill(fleet.workers["vllm decode"].pid, signal.SIGKILL)
-        for call, answer in zip(calls, answers, strict=True):
-            await _rest(call, answer)
-        await fleet.restart("vllm decode")
+        answers = await _killed_while_it_decodes(fleet, stub, decode, asked)
     ways = [processor_pb2.REDISPATCH_WAY_CONTINUE, processor_pb2.REDISPATCH_WAY_REPLAY]
     for answer, undisturbed, way in zip(answers, before, ways, strict=True):
         assert answer.choices[0].token_ids == undisturbed.choices[0].token_ids
         assert answer.finished
         assert [each.way for each in answer.finished.redispatches] == [way]
+
+
+async def _killed_while_it_decodes(
+    fleet: Fleet, stub: Any, decode: LoadWatch, asked: list[Any]
+) -> list[Answer]:
+    """Kill the decode worker while it runs all of these requests; return their answers."""
+    for _ in range(9):
+        calls, answers = [stub.Complete(one) for one in asked], [Answer() for _ in asked]
+        for call, answer in zip(calls, answers, strict=True):
+            answer.add(await call.read())
+        async with fleet.frozen("vllm decode"):
+            killed = await _running(decode) == len(asked)
+            if killed:
+                os.kill(fleet.workers["vllm decode"].pid, signal.SIGKILL)
+        for call, answer in zip(calls, answers, strict=True):
+            await _rest(call, answer)
+        if killed:
+            return answers
+    raise AssertionError("the decode worker ran no two requests at once")
 
 
 def _check(lost: Failure) -> None:

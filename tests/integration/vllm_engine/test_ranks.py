@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 _RANKS = 2
 _POOL = 4096
 _BLOCK = 32
+_LEASE_S = 6.0
 
 
 @dataclass
@@ -75,6 +76,9 @@ async def pair(model: Path) -> AsyncIterator[Pair]:
                 role=role,
                 bootstrap_port=free_port(),
                 max_total_tokens=_POOL,
+                # Decode runs one request at a time: others can be made to wait.
+                max_running_requests=16 if role is Role.PREFILL else 1,
+                transfer_timeout_s=_LEASE_S,
                 extra={"data_parallel_size": _RANKS},
             )
         )
@@ -129,9 +133,37 @@ async def test_each_rank_has_its_own_load(pair: Pair) -> None:
     assert load.ranks[other].running_requests == load.ranks[other].used_blocks == 0
     await pair.decode.abort(second, decoded)
     await result(prefilled)
+    await _idle(pair)
 
+
+async def _idle(pair: Pair) -> None:
     async def idle() -> bool:
         loads = [await engine.engine.load() for engine in (pair.prefill, pair.decode)]
         return not any(load.used_blocks or load.running_requests for load in loads)
 
-    await until(idle)
+    await until(idle, 60)
+
+
+async def test_prefill_lets_go_of_what_no_decode_takes(pair: Pair) -> None:
+    """Decode's worker was killed before its core had the request."""
+    first, _ = pair.legs([78] * 200, 0, 1, 8)
+    await result(pair.prefill.submit(first))
+    await _idle(pair)
+
+
+async def test_prefill_keeps_what_decode_has_in_its_queue(pair: Pair) -> None:
+    """Decode tells prefill that it lives, so the lease doesn't end while it has no room."""
+    others = [generation([n] * 40, 1900, dp_rank=1, ignore_eos=True) for n in range(60, 70)]
+    sinks = [pair.decode.submit(other) for other in others]
+    await sinks[0].first_token()
+    first, second = pair.legs(PROMPTS[12], 0, 1, 8)
+    decoded = pair.decode.submit(second)
+    await result(pair.prefill.submit(first))
+    await asyncio.sleep(_LEASE_S + 3)
+    assert not sinks[-1].token_ids, "the other requests were too few"
+    assert (await pair.prefill.engine.load()).used_blocks
+    for other in others:
+        pair.decode.engine.abort(other.engine_id)
+    await result(decoded)
+    assert decoded.token_ids == await pair.run(PROMPTS[12], 0, 1)
+    await _idle(pair)

@@ -13,8 +13,8 @@ from millstream.v1 import processor_pb2, processor_pb2_grpc
 from millstream_testing.waiting import until
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.benchmarks.verdict import Verdict
+from tests.support.models import vision_models
 from tests.support.models.models import byte_level_model
-from tests.support.models.vision_models import VOCAB_SIZE
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import Footprint, complaints
 from tests.support.processes.suite import ServiceProcess, running
@@ -22,7 +22,7 @@ from tests.support.wire.long_streams import load_of
 
 MODEL = "tiny"
 CONTEXT_LENGTH = 512
-_VOCAB_SIZE = 440
+VOCAB_SIZE = 440
 ALPHABET = "".join(map(chr, range(ord("A"), ord("~") + 1)))
 """What every chat is answered, as far as it was asked to go."""
 # Warnings that tell of a leak, and that Python keeps to itself by default.
@@ -51,7 +51,7 @@ class SimulatedSuite:
             "engine": "simulated",
             "model_name": model,
             "context_length": CONTEXT_LENGTH,
-            "simulated_vocab_size": _VOCAB_SIZE,
+            "simulated_vocab_size": VOCAB_SIZE,
             "log_level": "warning",
         }
         worker = self._add(name, module, {**settings, **self.flags, **flags})
@@ -94,7 +94,7 @@ class SimulatedSuite:
             model=model,
             encode_media="false",
             model_path=directory,
-            simulated_vocab_size=VOCAB_SIZE,
+            simulated_vocab_size=vision_models.VOCAB_SIZE,
         )
 
     def add_processor(self, name: str, **flags: object) -> ServiceProcess:

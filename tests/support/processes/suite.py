@@ -192,13 +192,13 @@ class ServiceProcess:
 
 
 @contextlib.contextmanager
-def running(*services: ServiceProcess) -> Iterator[None]:
+def running(*services: ServiceProcess, timeout_s: float = 120) -> Iterator[None]:
     """Start services at once, wait for all, stop them in reverse order."""
     try:
         for service in services:
             service.start()
         for service in services:
-            service.wait_serving()
+            service.wait_serving(timeout_s=timeout_s)
         yield
     finally:
         stop_all(*services)

@@ -11,7 +11,15 @@ from millstream_server.control.engine import Role
 if TYPE_CHECKING:
     from tests.support.simulation.suite import Fault, Suite
 
+LIE = 7
+"""What an engine that lies adds to each token."""
 _SLOW = 30.0
+_JUMPS_S = (25.0, -25.0, 100.0, -100.0)
+"""Tickets allow for a difference of a minute."""
+_TOLD_S = 0.5
+"""A worker whose engine has died tells its callers before it ends."""
+_PATIENCE = 10.0
+_DRAIN_S = 60.0
 
 
 class Faults:
@@ -27,6 +35,10 @@ class Faults:
     def _index(self, fault: Fault) -> int:
         return fault.target % len(self._suite.scenario.workers)
 
+    def _front(self, fault: Fault) -> str:
+        """Return the name of a Processor."""
+        return self._suite.front_name(fault.target // 7 % self._suite.scenario.processors)
+
     # ---- workers
 
     async def kill(self, fault: Fault, *, silently: bool = False) -> None:
@@ -40,6 +52,14 @@ class Faults:
     async def vanish(self, fault: Fault) -> None:
         """End a worker's machine: nobody is told."""
         await self.kill(fault, silently=True)
+
+    async def die(self, fault: Fault) -> None:
+        """End a worker's engine: its requests fail, and the worker ends, too."""
+        worker = self._suite.worker(self._index(fault))
+        if worker is not None:
+            worker.engine.die()
+            await asyncio.sleep(_TOLD_S)
+            await self.kill(fault)
 
     async def freeze(self, fault: Fault) -> None:
         """Stop a worker for a while, as SIGSTOP does."""
@@ -56,22 +76,55 @@ class Faults:
             await asyncio.sleep(fault.lasts_s)
             worker.engine.unwedge()
 
+    async def lie(self, fault: Fault) -> None:
+        """Let an engine draw other tokens for a while, where logprobs are asked for."""
+        worker = self._suite.worker(self._index(fault))
+        if worker is not None:
+            worker.engine.lies = LIE
+            await asyncio.sleep(fault.lasts_s)
+            worker.engine.lies = 0
+
     async def drain(self, fault: Fault) -> None:
         """Restart a worker as an operator does: it drains, ends and comes back."""
         index = self._index(fault)
         worker = self._suite.worker(index)
         if worker is None or worker.draining:
             return
-        await worker.drain(60.0)
+        await worker.drain(fault.lasts_s * _PATIENCE)
         if self._suite.worker(index) is worker:
             await self._suite.end(index, silently=False)
             self._suite.start(index)
 
+    # ---- Processors
+
+    async def kill_front(self, fault: Fault, *, silently: bool = False) -> None:
+        """End a Processor's process; another one takes its place."""
+        name = self._front(fault)
+        await self._suite.end_front(name, silently=silently)
+        await asyncio.sleep(fault.lasts_s)
+        if self._suite.front(name) is None:
+            self._suite.start_front(name)
+
+    async def vanish_front(self, fault: Fault) -> None:
+        """End a Processor's machine: nobody is told."""
+        await self.kill_front(fault, silently=True)
+
+    async def drain_front(self, fault: Fault) -> None:
+        """Restart a Processor as an operator does."""
+        name = self._front(fault)
+        front = self._suite.front(name)
+        if front is None or front.draining:
+            return
+        await front.drain(_DRAIN_S)
+        if self._suite.front(name) is front:
+            await self._suite.end_front(name, silently=False)
+            self._suite.start_front(name)
+
     # ---- the network
 
     async def cut(self, fault: Fault) -> None:
-        """Lose what the Processor and a worker send each other, for a while."""
-        await self._cut("processor", self._suite.name(self._index(fault)), fault.lasts_s)
+        """Lose what a Processor and a worker send each other, for a while."""
+        await self._cut(self._front(fault), self._suite.name(self._index(fault)), fault.lasts_s)
 
     async def cut_peers(self, fault: Fault) -> None:
         """Lose what a prefill and a decode worker send each other, for a while."""
@@ -88,15 +141,32 @@ class Faults:
         await asyncio.sleep(lasts_s)
         self._suite.network.heal(one, other)
 
+    async def mute(self, fault: Fault) -> None:
+        """Lose what one side of a connection sends, for a while: it is half-open."""
+        ends = self._front(fault), self._suite.name(self._index(fault))
+        source, target = ends if fault.target % 2 else ends[::-1]
+        self._suite.network.mute(source, target)
+        await asyncio.sleep(fault.lasts_s)
+        self._suite.network.unmute(source, target)
+
     async def reset(self, fault: Fault) -> None:
-        """Break the connections of the Processor and a worker; both live on."""
-        self._suite.network.reset("processor", self._suite.name(self._index(fault)))
+        """Break the connections of a Processor and a worker; both live on."""
+        self._suite.network.reset(self._front(fault), self._suite.name(self._index(fault)))
 
     async def slow(self, fault: Fault) -> None:
         """Let everything take thirty times as long on its way."""
         self._suite.network.slowness = _SLOW
         await asyncio.sleep(fault.lasts_s)
         self._suite.network.slowness = 1.0
+
+    # ---- clocks
+
+    async def jump(self, fault: Fault) -> None:
+        """Let a machine's wall clock be wrong for a while."""
+        name = self._suite.name(self._index(fault)) if fault.target % 3 else self._front(fault)
+        self._suite.network.skews_s[name] = _JUMPS_S[fault.target % len(_JUMPS_S)]
+        await asyncio.sleep(fault.lasts_s)
+        self._suite.network.skews_s.pop(name, None)
 
     # ---- discovery
 
@@ -112,13 +182,20 @@ KINDS: dict[str, Callable[[Faults, Fault], Awaitable[None]]] = {
     for kind in (
         Faults.kill,
         Faults.vanish,
+        Faults.die,
         Faults.freeze,
         Faults.wedge,
+        Faults.lie,
         Faults.drain,
+        Faults.kill_front,
+        Faults.vanish_front,
+        Faults.drain_front,
         Faults.cut,
         Faults.cut_peers,
+        Faults.mute,
         Faults.reset,
         Faults.slow,
+        Faults.jump,
         Faults.lose_address,
     )
 }

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.simulation.sockets import Listener, Transport
+
 KEEPALIVE_S = 20.0
 """A connection on which nothing arrives is given up after so long."""
 _WINDOW_BYTES = 64 << 10
@@ -35,10 +37,15 @@ class Network:
         self.chance = chance
         self.loop: asyncio.AbstractEventLoop
         self._links: list[Link] = []
-        self._listening: dict[tuple[str, int], _Listener] = {}
+        self._listening: dict[tuple[str, int], Listener] = {}
         self._cut: set[frozenset[str]] = set()
+        self._mute: set[tuple[str, str]] = set()
+        self.skews_s: dict[str, float] = {}
+        """By how much a node's wall clock is wrong."""
         self._frozen: set[str] = set()
         self.slowness = 1.0
+        self.broken: list[str] = []
+        """What no server may do on a connection, and one did."""
 
     # ---- faults
 
@@ -55,6 +62,15 @@ class Network:
     def heal(self, one: str, other: str) -> None:
         """End a cut; what was lost is sent again, as TCP does, where the connection still is."""
         self._cut.discard(frozenset((one, other)))
+        self._blocked_changed()
+
+    def mute(self, source: str, target: str) -> None:
+        """Lose what one node sends another, and not the reverse, until `unmute`: half-open."""
+        self._mute.add((source, target))
+        self._blocked_changed()
+
+    def unmute(self, source: str, target: str) -> None:
+        self._mute.discard((source, target))
         self._blocked_changed()
 
     def freeze(self, node: str) -> None:
@@ -80,11 +96,17 @@ class Network:
             if node in (link.client, link.server):
                 link.lose(node, silently=silently)
 
+    def is_mute(self, source: str, target: str) -> bool:
+        return (source, target) in self._mute
+
     def is_cut(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._cut
+        """Whether something that one of two nodes sends the other is lost."""
+        pair = one, other
+        return frozenset(pair) in self._cut or pair in self._mute or pair[::-1] in self._mute
 
     def blocked(self, one: str, other: str) -> bool:
-        return self.is_cut(one, other) or one in self._frozen or other in self._frozen
+        lost = frozenset((one, other)) in self._cut
+        return lost or one in self._frozen or other in self._frozen
 
     def _blocked_changed(self) -> None:
         for link in list(self._links):
@@ -99,11 +121,11 @@ class Network:
 
     # ---- TCP, for engines' hand-offs
 
-    def listen(self, make: Any, host: str, port: int) -> _Listener:
-        listener = self._listening[(host, port)] = _Listener(self, make, host, port)
+    def listen(self, make: Any, host: str, port: int) -> Listener:
+        listener = self._listening[(host, port)] = Listener(self, make, host, port)
         return listener
 
-    def forget(self, listener: _Listener) -> None:
+    def forget(self, listener: Listener) -> None:
         if self._listening.get((listener.host, listener.port)) is listener:
             del self._listening[(listener.host, listener.port)]
 
@@ -117,7 +139,7 @@ class Network:
             raise ConnectionRefusedError(message)
         link = Link(self, NODE.get(), host)
         here, there = make(), listener.make()
-        near, far = _Transport(link.to_server, here), _Transport(link.to_client, there)
+        near, far = Transport(link.to_server, here), Transport(link.to_client, there)
 
         def broke() -> None:
             near.broken()
@@ -134,8 +156,9 @@ class Network:
 class Direction:
     """One way of one connection: what was sent arrives in order."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, source: str, target: str) -> None:
         self.link = link
+        self._ends = source, target
         self.deliver: Callable[[Any], None] = lambda _: None
         """Of a socket: takes what arrives."""
         self._under_way: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -155,7 +178,8 @@ class Direction:
 
     def _arrive(self) -> None:
         """Deliver the next one; while the nodes are blocked all wait for `go_on`."""
-        if self._under_way and not self.link.over and not self.link.blocked:
+        link = self.link
+        if self._under_way and not (link.over or link.blocked or link.network.is_mute(*self._ends)):
             deliver, item = self._under_way.popleft()
             deliver(item)
 
@@ -174,7 +198,8 @@ class Link:
     def __init__(self, network: Network, client: str, server: str) -> None:
         self.network = network
         self.client, self.server = client, server
-        self.to_server, self.to_client = Direction(self), Direction(self)
+        self.to_server = Direction(self, client, server)
+        self.to_client = Direction(self, server, client)
         self.over = False
         self.on_break: Callable[[], Any] = lambda: None
         self._given_up: asyncio.TimerHandle | None = None
@@ -227,6 +252,10 @@ class Pipe:
         self._room.set()
         self._error: BaseException | None = None
 
+    @property
+    def link(self) -> Link:
+        return self._direction.link
+
     async def put(self, data: bytes) -> None:
         """Send a message.
 
@@ -276,77 +305,3 @@ class Pipe:
             self._error = error
             self._changed.set()
             self._room.set()
-
-
-# ---- sockets, as asyncio's streams use them ------------------------------------------------------
-
-
-class _Listener:
-    """What `asyncio.start_server` returns wraps this one."""
-
-    def __init__(self, network: Network, make: Any, host: str, port: int) -> None:
-        self._network = network
-        self.make, self.host, self.port = make, host, port
-        self.context = contextvars.copy_context()
-        self.sockets = (self,)
-
-    def getsockname(self) -> tuple[str, int]:
-        return self.host, self.port
-
-    def close(self) -> None:
-        self._network.forget(self)
-
-    async def wait_closed(self) -> None:
-        pass
-
-
-class _Transport(asyncio.Transport):
-    """One end of a byte stream."""
-
-    def __init__(self, out: Direction, protocol: Any) -> None:
-        super().__init__()
-        self._out = out
-        self._protocol = protocol
-        self._closing = False
-
-    def reads(self, direction: Direction) -> None:
-        context = contextvars.copy_context()
-        direction.deliver = lambda data: context.run(self._take, data)
-
-    def _take(self, data: bytes | None) -> None:
-        if self._closing:
-            return
-        if data is not None:
-            self._protocol.data_received(data)
-        else:
-            self._closing = True
-            self._protocol.connection_lost(None)
-
-    def write(self, data: Any) -> None:
-        if not self._closing:
-            self._out.send(self._out.deliver, bytes(data))
-
-    def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._out.send(self._out.deliver, None)
-            self._out.link.network.loop.call_soon(self._protocol.connection_lost, None)
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self._closing
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def broken(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._protocol.connection_lost(ConnectionResetError("the connection was reset"))

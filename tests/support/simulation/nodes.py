@@ -12,12 +12,12 @@ from grpc_health.v1 import health_pb2_grpc
 from millstream.v1 import processor_pb2_grpc
 from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.adapter import SimulatedConfig
-from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.ticket import TicketGate, TicketKey
 from millstream_server.generation.worker.app import make_plan
-from millstream_server.generation.worker.servicer import DECODE, PREFILL
+from millstream_server.generation.worker.servicer import DECODE, DIFFUSION, PREFILL
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.unread import UnreadOutput
+from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.front import Front
 from millstream_server.processor.media.core import ProcessorMedia
@@ -28,6 +28,7 @@ from millstream_server.processor.models import Models
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.redispatch import Redispatcher
+from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
@@ -44,10 +45,10 @@ from millstream_server.worker.canary import CanaryTimes, EngineWatch
 from millstream_server.worker.host import WorkerHost
 from millstream_testing.alphabet import VOCAB_SIZE
 from tests.support.simulation.clock import SimulatedLoop
+from tests.support.simulation.engine import Machine, TellingEngine
 from tests.support.simulation.network import NODE, Network
+from tests.support.simulation.requests import MODEL
 from tests.support.simulation.rpc import SimulatedChannel
-
-MODEL = "m"
 
 BOOTSTRAP_PORT = 9000
 KEY = TicketKey(b"the key of all simulated suites..")
@@ -84,18 +85,26 @@ class Node:
 
 
 class WorkerNode(Node):
-    """A worker with the simulated engine."""
+    """A worker with the engine of simulated suites."""
 
-    def __init__(self, name: str, role: Role, loop: SimulatedLoop, **engine: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        loop: SimulatedLoop,
+        machine: Machine,
+        text: TextModel,
+        **engine: Any,
+    ) -> None:
         super().__init__(name, loop)
         self.role = role
         config = SimulatedConfig(
             role=role, vocab_size=VOCAB_SIZE, bootstrap_host=name, bootstrap_port=BOOTSTRAP_PORT,
             **engine,
         )  # fmt: skip
-        self.engine = SimulatedEngine(config)
-        gate = TicketGate(KEY) if role.hands_off else None
-        service = PREFILL if role is Role.PREFILL else DECODE
+        self.engine = TellingEngine(config, machine, text)
+        gate = TicketGate(KEY, loop.wall_s) if role.hands_off else None
+        service = {Role.PREFILL: PREFILL, Role.DIFFUSION: DIFFUSION}.get(role, DECODE)
         plan = make_plan(self.engine, role, MODEL, service, gate)
         self.host = WorkerHost(plan)
         self._health = HealthServicer(plan.services)
@@ -130,6 +139,14 @@ class WorkerNode(Node):
         }
 
 
+class AtOnce:
+    """In place of threads, which would bring chance of their own."""
+
+    async def run(self, work: Callable[[], Any], seconds: float, **_: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return work()
+
+
 class Addressed:
     """A `Discovery` whose workers the test names."""
 
@@ -158,16 +175,33 @@ class ProcessorNode(Node):
         network: Network,
         text: TextModel,
         nodes: Callable[[str], Node | None],
+        *,
+        form: str,
+        queue: QueueLimits,
+        pacing_s: float,
     ) -> None:
+        """Serve a model that writes in the format ``form``; ``nodes`` finds workers by name.
+
+        The pacer doesn't measure how busy the process is, which no virtual clock can tell: it keeps
+        to ``pacing_s``.
+        """
         super().__init__(name, loop)
+        self.draining = False
+        self.leaving = False
+        """Its clients were told to open no more calls."""
         self.found = Addressed()
         self.router = Router(
             lambda: make_policy(PolicyName.LEAST_LOADED, None), Handoff(HandoffMode.ALWAYS, 0), None
         )
         self.fleet = Fleet(self.found, self.router, unread=UnreadOutput())
         self.fleet._open_channel = lambda address: SimulatedChannel(network, name, address, nodes)  # type: ignore[assignment]
-        self.pacer = Pacer(0.05)
-        self.front = Front(Models({MODEL: text}, self.router), self.router)
+        self.pacer = Pacer(pacing_s)
+        self.pacer.interval_s = pacing_s
+        self.front = Front(
+            Models({MODEL: text}, self.router, formats={MODEL: form}),
+            self.router,
+            limits=RequestLimits(queue=queue),
+        )
         parts = TurnParts(
             pacer=self.pacer,
             workers=self.fleet,
@@ -187,7 +221,9 @@ class ProcessorNode(Node):
             tickets=None,
             shared_cache=False,
         )
-        self.core = ProcessorCore(self.front, Prompts(TextLimits(threads=2)), parts, media)
+        prompts = Prompts(TextLimits(threads=2))
+        prompts.threads = AtOnce()  # type: ignore[assignment]
+        self.core = ProcessorCore(self.front, prompts, parts, media)
         processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
             ProcessorServicer(self.core), self.methods
         )
@@ -195,8 +231,15 @@ class ProcessorNode(Node):
     async def run(self) -> None:
         self.serving = True
         self.fleet.open()
-        self.pacer.open()
         await asyncio.Event().wait()
+
+    async def drain(self, limit_s: float) -> None:
+        self.draining = True
+        await self.core.work.drain(_PROPAGATION_S, limit_s, self._stop_accepting)
+
+    async def _stop_accepting(self) -> None:
+        self.leaving = True
+        await asyncio.sleep(_PROPAGATION_S)  # until calls that were on their way have arrived
 
     @property
     def used(self) -> Mapping[str, int]:

@@ -20,8 +20,7 @@ from millstream_server.runtime.rpc.status import DETAILS_KEY, to_trailers
 from tests.support.simulation.network import BrokenError, Link, Network, Pipe
 
 _RECONNECT_S = 0.1
-_PEER = "ipv4:10.0.0.1:50000"
-_LOST = CallError(Code.UNAVAILABLE, "the connection was lost")
+_LOST = CallError(Code.UNAVAILABLE, "Socket closed")
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ class SimulatedCall(ServedCall):
         return item if item is HalfClose else self.parse(item)
 
     async def _write(self, response: Any) -> None:
+        if self.statuses:
+            self._sent.link.network.broken.append(f"{self.method} sent a message after its status")
         try:
             await self._sent.put(self.serialize(response))
         except BrokenError as error:
@@ -119,6 +120,8 @@ class SimulatedCall(ServedCall):
 
     def _end(self, status: Status) -> None:
         self.statuses.append(status)
+        if len(self.statuses) > 1:
+            self._sent.link.network.broken.append(f"{self.method} ended as {self.statuses}")
         self._sent.tell(status)
 
 
@@ -206,6 +209,7 @@ class SimulatedChannel:
         """``nodes`` finds a node that serves by its name; None: it isn't there."""
         self._network = network
         self._client, self._server = client, server
+        self._peer = f"ipv4:{client}:50000"
         self._nodes = nodes
         self._link: Link | None = None
         self._open: list[_Open] = []
@@ -215,9 +219,9 @@ class SimulatedChannel:
     def _connected(self) -> Link | None:
         if self._link is None or self._link.over:
             self._link = None
-            if self._nodes(self._server) is not None and not self._network.blocked(
-                self._client, self._server
-            ):
+            ends = self._client, self._server
+            open_ = not (self._network.blocked(*ends) or self._network.is_cut(*ends))
+            if open_ and self._nodes(self._server) is not None:
                 self._link = Link(self._network, self._client, self._server)
                 self._link.on_break = self._broke
         return self._link
@@ -232,12 +236,17 @@ class SimulatedChannel:
     # ---- RPCs
 
     def stream(self, rpc: Rpc) -> SimulatedStream:
-        return self._start(rpc)
+        return self.begin(rpc)
 
     def watch(self, rpc: Rpc, request: Any) -> SimulatedStream:
-        return self._start(rpc, request)
+        return self.begin(rpc, request)
 
-    def _start(self, rpc: Rpc, request: Any = None) -> SimulatedStream:
+    def begin(
+        self, rpc: Rpc, request: Any = None, *, timeout_s: float | None = None
+    ) -> SimulatedStream:
+        """Start an RPC, with its one request if it takes one only."""
+        now_s = self._network.loop.time()
+        deadline_s = None if timeout_s is None else now_s + timeout_s
         stream = SimulatedStream(rpc)
         link = self._connected()
         if link is None:
@@ -256,7 +265,9 @@ class SimulatedChannel:
             if node is None:
                 link.break_()
                 return
-            call = SimulatedCall(f"/{rpc.name}", stream.requests, stream.responses, _PEER)
+            call = SimulatedCall(
+                f"/{rpc.name}", stream.requests, stream.responses, self._peer, deadline_s
+            )
             opened.call = call
             node.context.run(serve, node.methods, call.method, call)
 
@@ -286,7 +297,7 @@ class SimulatedChannel:
             async with asyncio.timeout(timeout_s):
                 while wait and self._connected() is None:
                     await asyncio.sleep(_RECONNECT_S)
-                stream = self._start(rpc, request)
+                stream = self.begin(rpc, request)
                 return await stream.read()
         except TimeoutError:
             raise CallError(Code.DEADLINE_EXCEEDED, "the deadline passed") from None

@@ -105,7 +105,7 @@ async def test_a_chat(asked: Conversation) -> None:
 
 
 @pytest.mark.parametrize("answers", [{"with_tools": False}, {"must_call": True}, {}])
-async def test_a_choice_of_tools(asked: Conversation, answers: dict[str, bool]) -> None:
+async def test_a_choice_of_tools(asked: Conversation, answers: dict[str, Any]) -> None:
     asked.answers = AnswerOptions(events=None, switches={}, **answers)
     read = _conversation()
     convert.begin(read, wire.start_of(asked))

@@ -152,6 +152,29 @@ def test_a_continuation_keeps_its_leading_space(models: dict[str, TextModel]) ->
     assert start(model, continuation=True).push(ids) == " world"
 
 
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_a_text_begins_with_the_character_that_its_prompt_ends_in(
+    models: dict[str, TextModel], name: str
+) -> None:
+    """A client that goes on with a lost answer's tokens has no text of half a character."""
+    model = models[name]
+    ids = model.encode("é⏰", add_special_tokens=False)
+    whole = start(model).push(ids)
+    for cut in range(1, len(ids)):
+        before, behind = start(model), start(model, continuation=True, behind=ids[:cut])
+        assert before.push(ids[:cut]) + behind.push(ids[cut:]) == whole, cut
+
+
+def test_half_a_character_of_the_prompt_that_nothing_completes_is_not_shown(
+    models: dict[str, TextModel],
+) -> None:
+    model = models["sentencepiece"]
+    first, letter = byte_tokens(model, b"\xc3a")
+    behind = start(model, continuation=True, behind=[letter, first])
+    assert (behind.push([letter]), behind.push([first]), behind.flush()) == ("a", "", "\ufffd")
+    assert start(model, continuation=True, behind=[first]).flush() == ""
+
+
 def test_the_leading_space_goes_though_a_special_token_came_first(
     models: dict[str, TextModel],
 ) -> None:

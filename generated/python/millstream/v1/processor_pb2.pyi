@@ -1206,6 +1206,9 @@ class Conversation(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    continue_final_message: _builtins.bool
+    """The last message is ASSISTANT's, and the prompt ends inside of it, as with ChatStart.continue_final_message."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The messages."""
@@ -1224,10 +1227,11 @@ class Conversation(_message.Message):
         messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
         tools: _abc.Iterable[_chat_pb2.ChatTool] | None = ...,
         reasoning: Global___ReasoningOptions | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "reasoning", b"reasoning", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "reasoning", b"reasoning", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

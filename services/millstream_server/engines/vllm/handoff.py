@@ -17,13 +17,13 @@ import hashlib
 import json
 import math
 import secrets
-import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.config import free_port
 from millstream_server.engines.vllm.config import Connector, VllmEngineConfig
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.ticket import (
@@ -36,7 +36,7 @@ from millstream_server.runtime.errors import InvalidRequestError, KvTransferErro
 
 _CONNECTORS: Mapping[Connector, str] = {"push": "NixlPushConnector", "pull": "NixlConnector"}
 LEASE_S = math.ceil(TICKET_LIFETIME_S) + 30
-"""How long prefill keeps blocks that decode doesn't ask for: vLLM lets it read freed ones."""
+"""Pull: how long prefill keeps blocks that decode doesn't read: vLLM lets it read freed ones."""
 TO_DECODE = {"do_remote_decode": True, "do_remote_prefill": False}
 _FIELD = "ticket.engine_data"
 _NUMBERS = ("remote_port", "tp_size", "pp_size", "remote_num_tokens")
@@ -54,6 +54,9 @@ class SideChannel:
     host: str
     port: int
     """Of the first data-parallel rank."""
+    lease_s: int
+    """How long prefill keeps blocks for a decode engine that tells nothing of itself. It tells that
+    it lives six times in this time, from when its core has the request."""
 
     @property
     def kind(self) -> str:
@@ -85,7 +88,7 @@ class SideChannel:
             "engine_id": self.engine_id,
             # A request whose KV cache can't be had fails; by default decode would compute it.
             "kv_load_failure_policy": "fail",
-            "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
+            "kv_connector_extra_config": {"kv_lease_duration": self.lease_s},
         }
 
     def announced(self, vllm_config: Any) -> KvTransfer:
@@ -154,21 +157,17 @@ def side_channel(config: VllmEngineConfig) -> SideChannel:
         port = config.bootstrap_port
     else:
         # Told to prefill with each registration. Ranks take the ports that follow.
-        port = _free_port(config.bootstrap_host)
+        port = free_port(config.bootstrap_host)
+    # With push nothing wrong is read later: decode's wait ends as well.
+    lease_s = LEASE_S if config.connector == "pull" else math.ceil(config.transfer_timeout_s)
     return SideChannel(
         role=config.role,
         connector=config.connector,
         engine_id=secrets.token_hex(16),
         host=config.bootstrap_host,
         port=port,
+        lease_s=lease_s,
     )
-
-
-def _free_port(host: str) -> int:
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def _digest(token_ids: Sequence[int]) -> str:

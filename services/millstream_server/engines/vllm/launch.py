@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.vllm import core_process, names, withdrawal
+from millstream_server.engines.vllm import core_process, names
 from millstream_server.engines.vllm.config import (
     VllmEngineConfig,
     engine_arguments,
@@ -31,6 +31,8 @@ ON_PATH = Path(__file__).resolve().parent / "on_path"
 _ENDING_POLL_S = 0.2
 _SHUTDOWN_S = 10.0
 _CORE_NAME = "EngineCore"
+_TRANSFER_WORKER = "millstream_server.engines.vllm.transfer_worker.TransferWorker"
+"""Imported by vLLM's workers only."""
 _one_at_a_time = threading.Lock()
 """vLLM reads its environment while it starts; only tests start two in one process."""
 
@@ -133,8 +135,7 @@ class EngineStart:
         if channel is not None:
             os.environ.update(channel.environment())
             arguments["kv_transfer_config"] = vllm.KVTransferConfig(**channel.transfer_config())
-            if channel.connector == "push":
-                arguments["worker_extension_cls"] = withdrawal.WORKER
+            arguments["worker_extension_cls"] = _TRANSFER_WORKER
         try:
             vllm_config = _configured(vllm, config, arguments)
         except Exception as error:  # the vendor's seam: pydantic's, ValueError, OSError

@@ -49,7 +49,9 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     ),
     "vllm.v1.engine.core.EngineCoreProc": ("run_engine_core",),
     "vllm.v1.core.sched.scheduler.Scheduler": ("_update_from_kv_xfer_finished",),
-    f"{_NIXL}.push_worker.NixlPushConnectorWorker": ("_do_start_push_kv",),
+    f"{_NIXL}.push_worker.NixlPushConnectorWorker": (*("_do_start_push_kv", "_ensure_handshake"),),
+    f"{_NIXL}.base_worker": ("nixl_agent_config",),
+    "nixl._api.nixl_thread_sync_t": ("NIXL_THREAD_SYNC_STRICT",),
     "vllm.platforms.cpu.CpuPlatform": ("discover_numa_topology",),
     "vllm.distributed.kv_transfer": ("get_kv_transfer_group",),
     "vllm.envs": ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
@@ -61,7 +63,8 @@ ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     f"{_NIXL}.connector.NixlPushConnector": ("connector_worker",),
     f"{_NIXL}.push_worker.NixlPushConnectorWorker": (
         *("_recving_metadata", "_recving_transfers", "_reg_send_inbox", "_push_writer_wake"),
-        *("_sending_transfers", "_sending_transfers_lock", "vllm_config", "engine_id"),
+        *("_sending_transfers", "_sending_transfers_lock", "_pending_d_registrations"),
+        *("_deferred_push_inbox", "_reqs_to_process", "vllm_config", "engine_id"),
     ),
 }
 """Set in the source of the class or of one that it extends."""

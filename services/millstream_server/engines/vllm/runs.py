@@ -129,9 +129,11 @@ class Runs:
     def _forget(self, run: Run) -> None:
         if run.timer is not None:
             run.timer.cancel()
-        self._by_id.pop(run.request.engine_id, None)
+        known = self._by_id.pop(run.request.engine_id, None)
         self._at_core.pop(run.core_id, None)
         self.outputs.forget(run.core_id)
+        if known and self._withdrawals is not None and run.transfer and not run.progress.emitted:
+            self._withdrawals.add(run.core_id, run.transfer)  # its KV cache may not have come
 
     def _wait_for_peer(self, run: Run) -> None:
         """End a decode leg whose prefill doesn't come: vLLM would wait for ever."""
@@ -179,16 +181,9 @@ class Runs:
             except Exception as error:  # noqa: BLE001 - it is dead; `_read` learns it too
                 log.warning("vLLM didn't take an abort", error=error)
                 return
-            self._withdraw(runs)
             for run in runs:
                 self._forget(run)
                 run.end(cancelled(run.request, run.progress))
-
-    def _withdraw(self, runs: Sequence[Run]) -> None:
-        """Free what aborted decode legs keep for a prefill that hasn't written yet."""
-        if self._withdrawals is not None:
-            waiting = [run for run in runs if run.transfer and not run.progress.emitted]
-            self._withdrawals.add({run.core_id: run.transfer for run in waiting})
 
     def pause_out(self) -> None:
         """Say that a pause ends what vLLM has; it sends the end of each."""
@@ -201,6 +196,9 @@ class Runs:
 
     def fail_all(self, message: str) -> None:
         """End all requests with `EngineFailedError`: the engine is gone."""
+        if self._withdrawals is not None:
+            self._withdrawals.close()
+            self._withdrawals = None
         for run in list(self._by_id.values()):
             self._forget(run)
             if run.task is not None and not run.sent:
@@ -247,7 +245,6 @@ class Runs:
         assert self._built is not None  # noqa: S101 - `start` comes first
         self._forget(run)
         if str(output.finish_reason) == "abort" and (run.aborted or run.failed_by_us):
-            self._withdraw([run])
             run.end(cancelled(run.request, run.progress))
             return
         result = _result(self._built, run, output)
@@ -261,8 +258,6 @@ class Runs:
 
     async def close(self) -> None:
         """Stop reading; the requests were ended before."""
-        if self._withdrawals is not None:
-            self._withdrawals.close()
         if self._aborter is not None:
             self._aborter.cancel()
             with contextlib.suppress(asyncio.CancelledError):

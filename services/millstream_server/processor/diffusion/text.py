@@ -25,6 +25,7 @@ from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.admission import Admission
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.leg import Workers
+from millstream_server.processor.losses import LOSSES, MOST_LOSSES, repeated_loss, was_leaving
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.requests import most_tokens, too_large
 from millstream_server.processor.telemetry import NO_SPAN, RequestSpan, TurnTelemetry, Usage
@@ -33,12 +34,14 @@ from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
+    NoWorkerError,
     ServingError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.metrics import REDISPATCHES
 
 log = get_log(__name__)
 
@@ -135,7 +138,12 @@ class _TextRequest:
         self._span: RequestSpan = NO_SPAN
         self._cancel: Callable[[], None] | None = None
         self._waiting: asyncio.Task[None] | None = None
+        self._address = ""
+        """Of the worker that runs it."""
         self._started = False
+        self._cancelled = False
+        self._lost: ServingError | None = None
+        """How it lost its first worker; it has a second one."""
         front.work.begin()
 
     def begin(self) -> None:
@@ -146,6 +154,7 @@ class _TextRequest:
             self._launch()
 
     def cancel(self) -> None:
+        self._cancelled = True
         if self._cancel is None:
             self._admission.cancel()
         else:
@@ -170,11 +179,14 @@ class _TextRequest:
         try:
             plan = self._front.router.plan(
                 RoutingRequest(
-                    model=request.model, token_ids=request.token_ids, adapter=request.adapter
+                    model=request.model,
+                    token_ids=request.token_ids,
+                    adapter=request.adapter,
+                    avoid=self._address,
                 )
             )
             (leg,) = plan.legs
-            address = leg.place.address
+            address = self._address = leg.place.address
             request = replace(
                 request, dp_rank=leg.place.dp_rank, expected_cached_tokens=leg.cached_tokens
             )
@@ -211,12 +223,38 @@ class _TextRequest:
         self._telemetry.ended(usage, [finish.reason], "", 1)
 
     def fail(self, error: ServingError) -> None:
+        """End it; or start it again elsewhere, once, if its worker is lost and gave nothing."""
+        self._span.failed(error)
+        if self._may_start_again(error):
+            self._lost, self._span = error, NO_SPAN
+            REDISPATCHES.labels(self._request.model, "again").inc()
+            log.info("a request starts again elsewhere", lost=self._address, reason=error.reason)
+            self._launch()
+            return
+        error = self._told(error)
         self._leave()
         self._sink.fail(error)
         self._front.count(error)
-        self._span.failed(error)
         usage = Usage(len(self._request.prompt), 0, 0)
         self._telemetry.ended(usage, [], error.reason, 1)
+
+    def _may_start_again(self, error: ServingError) -> bool:
+        fresh = not (self._started or self._cancelled or self._lost)
+        ran = bool(self._address) and isinstance(error, LOSSES)
+        return fresh and ran and self._front.redispatch
+
+    def _told(self, error: ServingError) -> ServingError:
+        """Return what the client is told of a failure: behind a loss it may be another one."""
+        lost, model = self._lost, self._request.model
+        if lost is None or self._started:
+            return error
+        if isinstance(error, NoWorkerError):
+            REDISPATCHES.labels(model, "no_worker").inc()
+            return lost
+        if not isinstance(error, LOSSES) or was_leaving(lost) or was_leaving(error):
+            return error
+        REDISPATCHES.labels(model, "repeated_loss").inc()
+        return repeated_loss(MOST_LOSSES)
 
     def _leave(self) -> None:
         self._admission.leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.http import anthropic_requests as requests
 from millstream_server.processor.http import bodies
 from millstream_server.processor.http.anthropic_output import MessageEvents, WholeMessage, event
@@ -41,9 +42,9 @@ _RENAMED = (
     ("].function.parameters", "].input_schema"),
     ("].function.strict", "].strict"),
     ("response_format", "output_config.format"),
+    ("continue_final_message", "messages"),
 )
 """Names of OpenAI's API as names of this one."""
-_PATHS = ConversationPaths("messages", "tools")
 
 
 class Anthropic:
@@ -74,12 +75,13 @@ class Anthropic:
 
     async def count(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, requests.read_count)
+        answers = requests.answers_of(asked)
         chat = UntokenizedChat(
             model=asked.model,
             messages=requests.messages_of(asked, None),
             tools=requests.tools_of(asked),
-            answers=requests.answers_of(asked),
-            paths=_PATHS,
+            answers=answers,
+            paths=ConversationPaths(continues=CONTINUE if answers.continues else ""),
         )
         tokens = await self._pipeline.texts.of_chat(chat)
         await call.write(encode({"input_tokens": len(tokens.ids)}))

@@ -47,7 +47,10 @@ def read_messages(body: bytes) -> schema.Messages:
     Raises:
         InvalidRequestError: it can't be read, or has too much of something.
     """
-    return _checked(read(_MESSAGES, body, schema.UNSUPPORTED))
+    asked = _checked(read(_MESSAGES, body, schema.UNSUPPORTED))
+    if goes_on(asked):
+        _check_prefill(asked)
+    return asked
 
 
 def read_count(body: bytes) -> schema.Count:
@@ -63,6 +66,44 @@ def _checked(asked: AskedT) -> AskedT:
     parts = [_blocks(message.content) for message in asked.messages]
     check_counts(asked.messages, parts, asked.tools)
     return asked
+
+
+def goes_on(asked: schema.Count) -> bool:
+    """Whether the last message is a prefill: the assistant's, in which the answer goes on."""
+    last = asked.messages[-1] if asked.messages else None
+    return last is not None and last.role == "assistant" and not _is_empty(last)
+
+
+def _is_empty(message: schema.Message) -> bool:
+    """Whether a message says nothing: as the assistant's last one it asks for an answer, too."""
+    blocks = message.content
+    return not blocks or (
+        not isinstance(blocks, str)
+        and all(isinstance(block, schema.TextBlock) and not block.text for block in blocks)
+    )
+
+
+def _check_prefill(asked: schema.Messages) -> None:
+    """Refuse what Anthropic refuses of a prefill.
+
+    Raises:
+        InvalidRequestError: it ends with whitespace or reasoning, or something else excludes it.
+    """
+    if asked.thinking is not None and asked.thinking.type != "disabled":
+        why = "can't be used where the last message is the assistant's: the answer goes on in it"
+        raise InvalidRequestError.of("thinking", why)
+    if output_format_of(asked) is not None:
+        why = "can't be kept where the last message is the assistant's: the answer goes on in it"
+        raise InvalidRequestError.of("output_config.format", why)
+    content = asked.messages[-1].content
+    path = f"messages[{len(asked.messages) - 1}].content"
+    last = schema.TextBlock(content) if isinstance(content, str) else content[-1]
+    if isinstance(last, (schema.ThinkingBlock, schema.RedactedBlock)):
+        why = "the last block of the assistant's last message can't be reasoning; end it with text"
+        raise InvalidRequestError.of(path, why)
+    if isinstance(last, schema.TextBlock) and last.text[-1:].isspace():
+        why = "the assistant's last message can't end with whitespace; the answer goes on in it"
+        raise InvalidRequestError.of(path, why)
 
 
 def _blocks(content: object) -> int:
@@ -124,6 +165,7 @@ def answers_of(asked: schema.Count) -> AnswerOptions:
         one_call=choice is not None and choice.disable_parallel_tool_use is True,
         must_call=must_call,
         only=only,
+        continues=goes_on(asked),
         switches=_switches(asked),
         if_known=True,
     )
@@ -160,6 +202,7 @@ def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple
     found: list[ChatMessage] = []
     if asked.system:
         found.append(_system(asked.system, "system", "system"))
+    last = len(asked.messages) - 1
     for index, message in enumerate(asked.messages):
         path = f"messages[{index}]"
         blocks = message.content
@@ -168,7 +211,8 @@ def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple
         if message.role == "system":
             found.append(_system(blocks, path, f"{path}.content"))
         elif message.role == "assistant":
-            found.append(_assistant(blocks, path))
+            if index < last or not _is_empty(message):
+                found.append(_assistant(blocks, path))
         else:
             found += _user(blocks, path, conversation)
     return tuple(found)

@@ -32,6 +32,7 @@ Reader = Callable[[str], bytes]
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_UNDECIDED_TOKENS = 32
 """Most tokens for which the library may hold text back; a character has up to four bytes."""
+_MAX_CHARACTER_TOKENS = 4
 
 
 class Decodable(Protocol):
@@ -68,25 +69,34 @@ class Detokenizer(Protocol):
 
 
 def detokenizer(
-    model: Decodable, *, skip_special_tokens: bool = True, continuation: bool = False
+    model: Decodable,
+    *,
+    skip_special_tokens: bool = True,
+    continuation: bool = False,
+    behind: Sequence[int] = (),
 ) -> Detokenizer:
     """Start before the first token.
 
     ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
-    space is kept; otherwise it is dropped.
+    space is kept; otherwise it is dropped. ``behind``: the prompt's ids. If they end inside of a
+    character that the text completes, it begins with it: a client that goes on with an answer's
+    tokens has nothing of it.
     """
     table = model.pieces
     if table is None:
         return _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
     pieces = table.visible if skip_special_tokens else table.every
     texts = table.visible_texts if skip_special_tokens else table.every_texts
-    return _PieceText(pieces, pieces if continuation else table.opening, texts)
+    made = _PieceText(pieces, pieces if continuation else table.opening, texts)
+    if behind:
+        made.begin_behind(behind[-_MAX_CHARACTER_TOKENS:])
+    return made
 
 
 class _PieceText:
     """Joins bytes from the table and decodes whole characters."""
 
-    __slots__ = ("_opening", "_pieces", "_tail", "_texts")
+    __slots__ = ("_opening", "_pieces", "_prompts", "_tail", "_texts")
 
     def __init__(
         self, pieces: Sequence[bytes], opening: Sequence[bytes], texts: dict[int, str]
@@ -95,6 +105,13 @@ class _PieceText:
         self._texts = texts
         self._opening: Sequence[bytes] | None = None if opening is pieces else opening
         self._tail = b""
+        self._prompts = False
+        """The tail began in the prompt."""
+
+    def begin_behind(self, ids: Sequence[int]) -> None:
+        """Begin inside of the character that a prompt's last ids end in, if they do."""
+        self._push(ids)  # this text is the prompt's
+        self._prompts = bool(self._tail)
 
     def push(self, ids: Sequence[int]) -> str:
         if len(ids) != 1 or self._tail or self._opening is not None:
@@ -111,12 +128,17 @@ class _PieceText:
         data = self._tail + self._bytes(ids)
         text, used = codecs.utf_8_decode(data, "replace", False)  # noqa: FBT003 (C function)
         self._tail = data[used:]
-        return text
+        return self._own(text) if self._prompts and text else text
 
     def flush(self) -> str:
         text = self._tail.decode("utf-8", "replace")
         self._tail = b""
-        return text
+        return self._own(text) if self._prompts else text
+
+    def _own(self, text: str) -> str:
+        """Leave out half a character of the prompt's that this text doesn't complete."""
+        self._prompts = False
+        return text.removeprefix("\ufffd")
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         if self._opening is not None:

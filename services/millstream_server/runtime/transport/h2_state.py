@@ -26,11 +26,11 @@ from h2.exceptions import (
 )
 from h2.settings import SettingCodes, Settings
 from h2.stream import H2Stream, StreamClosedBy, StreamState
-from hpack import Decoder, Encoder, HPACKError
+from hpack import HPACKError
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
 from millstream_server.runtime.transport.frame_reader import QUIET, FrameReader, StreamFrameError
-from millstream_server.runtime.transport.headers import RequestHead
+from millstream_server.runtime.transport.hpack_blocks import KeepingDecoder, KeepingEncoder
 from millstream_server.runtime.transport.options import TransportOptions
 
 WINDOW_BYTES = 64 << 10
@@ -43,10 +43,6 @@ keep the compression's state; above it the connection ends."""
 _LEAST_DECODED_BYTES = 64 << 10
 """What a header block may always be when unpacked; a larger block may be twice its bytes."""
 _LONGEST_REASON = 200
-_MOST_KEPT, _LONGEST_KEPT = 16, 64
-"""Header blocks that are kept, and the bytes and headers of a request's."""
-_LONGEST_SENT = 128
-"""Bytes of a response's: a load report's take 100."""
 _DATA, _HEADERS, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 8, 9
 _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
 _FRAME = Struct(">HBBBI").pack
@@ -72,83 +68,12 @@ _CONFIG = H2Configuration(
 )
 
 
-class _Encoder(Encoder):
-    """Without Huffman coding: for a load report that takes 10 us and saves 20 bytes.
-
-    A block that changed nothing in the table is kept: it stays right until something does.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: dict[Any, bytes] = {}
-
-    def encode(self, headers: Any, huffman: bool = False) -> bytes:  # noqa: FBT001, FBT002 - hpack's
-        if self.table_size_changes:
-            self._kept.clear()
-            return super().encode(headers, huffman)
-        key = tuple(headers)
-        block = self._kept.get(key)
-        if block is None:
-            before = _state(self.header_table)
-            block = super().encode(headers, huffman)
-            short = len(block) <= _LONGEST_SENT
-            changed = _changed(self.header_table, before)
-            _keep(self._kept, key, block, short=short, changed=changed)
-        return block
-
-
-class _Headers(list[Any]):
-    """What a block that is kept means, and what its reader has made of that."""
-
-    head: RequestHead | None = None
-
-
-class _Decoder(Decoder):
-    """Keeps what blocks mean until something changes the table: most are like the last one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: dict[bytes, _Headers] = {}
-        self.known: _Headers | None = None
-        """What the last block means, if one like it was kept."""
-
-    def decode(self, data: bytes, raw: bool = False) -> Any:  # noqa: FBT001, FBT002 - hpack's
-        block = bytes(data)
-        headers = self.known = self._kept.get(block)
-        if headers is None:
-            before = _state(self.header_table)
-            headers = _Headers(super().decode(block, raw))
-            short = len(block) <= _LONGEST_KEPT and len(headers) <= _LONGEST_KEPT
-            changed = _changed(self.header_table, before)
-            _keep(self._kept, block, headers, short=short, changed=changed)
-        return headers
-
-    def find(self, block: bytes) -> _Headers | None:
-        """Return what a block means that is kept and whose reader has made something of it."""
-        headers = self._kept.get(block)
-        if headers is None or headers.head is None:
-            return None
-        self.known = headers
-        return headers
-
-
-def _state(table: Any) -> tuple[int, int, Any]:
-    """Return what tells whether an HPACK table changes: a new entry is always its first."""
-    entries = table.dynamic_entries
-    return table.maxsize, len(entries), entries[0] if entries else None
-
-
-def _changed(table: Any, before: tuple[int, int, Any]) -> bool:
-    maxsize, count, first = _state(table)
-    # The first one itself, not its value: the same header may have been added again.
-    return (maxsize, count) != before[:2] or first is not before[2]
-
-
-def _keep(kept: dict[Any, Any], key: Any, value: Any, *, short: bool, changed: bool) -> None:
-    if changed or len(kept) >= _MOST_KEPT:
-        kept.clear()
-    if short and not changed:
-        kept[key] = value
+def _end_ours(machine: Any) -> None:
+    """Note that our side of a stream has ended."""
+    if machine.state is _HALF_CLOSED:
+        machine.state, machine.stream_closed_by = _CLOSED, StreamClosedBy.SEND_END_STREAM
+    else:
+        machine.state = StreamState.HALF_CLOSED_LOCAL
 
 
 class ServerState(H2Connection):
@@ -162,15 +87,16 @@ class ServerState(H2Connection):
 
     MAX_CLOSED_STREAMS = 4096
     """h2 remembers how so many streams ended, for frames that come late."""
-    decoder: _Decoder
+    encoder: KeepingEncoder
+    decoder: KeepingDecoder
 
     def __init__(self, options: TransportOptions, send: Callable[[bytes], object]) -> None:
         """Announce the limits of ``options``; frames go to ``send``."""
         super().__init__(_CONFIG)
         table = self._frame_dispatch_table
         table |= {QUIET[make]: act for make, act in table.items() if make in QUIET}
-        self.encoder = _Encoder()
-        self.decoder = _Decoder()
+        self.encoder = KeepingEncoder()
+        self.decoder = KeepingDecoder()
         self.local_settings = Settings(
             client=False,
             initial_values={
@@ -274,27 +200,39 @@ class ServerState(H2Connection):
         return (WindowUpdated(stream_id=stream_id, delta=more),)
 
     def respond(
-        self, stream_id: int, headers: Sequence[tuple[bytes, bytes]], *, end_stream: bool
+        self,
+        stream_id: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        once: Sequence[tuple[bytes, bytes]] = (),
+        *,
+        end_stream: bool,
     ) -> None:
         """Send a response's headers or trailers, without what h2 checks in general.
 
-        The stream must be open on our side.
+        ``once`` follow them (`KeepingEncoder.encode_once`). The stream must be open on our side.
         """
         machine = self.streams[stream_id].state_machine
         machine.headers_sent = True
         flags = 0
         if end_stream:
             flags = _END_STREAM
-            if machine.state is _HALF_CLOSED:
-                machine.state, machine.stream_closed_by = _CLOSED, StreamClosedBy.SEND_END_STREAM
-            else:
-                machine.state = StreamState.HALF_CLOSED_LOCAL
+            _end_ours(machine)
         block, most, kind = self.encoder.encode(headers), self.max_outbound_frame_size, _HEADERS
+        if once:
+            block += self.encoder.encode_once(once)
         while len(block) > most:
             self._send(_FRAME(most >> 8, most & 0xFF, kind, flags, stream_id) + block[:most])
             block, kind, flags = block[most:], _CONTINUATION, 0
         size = len(block)
         self._send(_FRAME(size >> 8, size & 0xFF, kind, flags | _END_HEADERS, stream_id) + block)
+
+    def end(self, stream_id: int, data: bytes) -> None:
+        """Send the last DATA frame of a response, for which there is room, likewise."""
+        stream, size = self.streams[stream_id], len(data)
+        stream.outbound_flow_control_window -= size
+        self.outbound_flow_control_window -= size
+        _end_ours(stream.state_machine)
+        self._send(_FRAME(size >> 8, size & 0xFF, _DATA, _END_STREAM, stream_id) + data)
 
     def goaway(self, last_stream: int, code: int = 0, why: str = "") -> None:
         """Send a GOAWAY frame; h2 isn't told, since open streams go on."""

@@ -14,7 +14,7 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.connection_base import BaseConnection
 from millstream_server.runtime.transport.cors import allowed, preflight
 from millstream_server.runtime.transport.headers import RequestHead
-from millstream_server.runtime.transport.http1_output import Http1Sender, closing
+from millstream_server.runtime.transport.http1_output import Http1Sender, whole
 from millstream_server.runtime.transport.http1_requests import (
     BrokenError,
     Request,
@@ -169,7 +169,8 @@ class Http1Connection(BaseConnection):
             return
         allowing = preflight(self.options.cors_origins, request.verb, request.headers)
         if allowing is not None:
-            self._answer(allowing)
+            self.out.send(whole(allowing, closes=self.closes))
+            self._go_on()
             return
         if endpoints is None or path in PROBES or content_type.startswith("application/grpc"):
             self._answer(respond(request.verb, target, content_type, self.server.states))
@@ -205,7 +206,7 @@ class Http1Connection(BaseConnection):
         """Answer the first request without serving it, and close."""
         request = self._reader.first
         bare = request is not None and request.verb == "HEAD"
-        self.out.send(closing(answer, bare=bare))
+        self.out.send(whole(answer, bare=bare, closes=True))
         self._close(linger=request is None or not request.whole)
 
     # ---- for its stream, as `Connection` ---------------------------------------------------------
@@ -230,9 +231,13 @@ class Http1Connection(BaseConnection):
         self.bounds.streams.remove(self)
         if self._ended:
             return
-        request = self._reader.requests.popleft()
-        self._since_s = self.loop.time()
         self._place.mark_unused()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on behind the first request's response."""
+        request = self._reader.requests.pop(0)
+        self._since_s = self.loop.time()
         if self.takes_no_more or not (request.keeps and request.whole):
             self._close(linger=not request.whole)
         else:
@@ -252,6 +257,7 @@ class Http1Connection(BaseConnection):
             self._leaves_s = math.inf
             self.takes_no_more = True  # the next response says so: its client may be sending now
         self._end_silent(now_s)
+        self._reader.rest()
         limit_s = self.options.headers_s if self._reader.begun else _IDLE_S
         if not self.streams and now_s - self._since_s > limit_s:
             self._close()

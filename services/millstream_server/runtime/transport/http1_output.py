@@ -55,13 +55,14 @@ def head(status: int, headers: Headers, *, closes: bool) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def closing(response: ProbeResponse, *, bare: bool) -> bytes:
-    """Make a response behind which the connection ends; ``bare``: to HEAD."""
-    # `upgrade` must be named here (RFC 9110, 7.8).
-    named = [name for name, _ in response.headers if name == "upgrade"]
-    length = ("content-length", str(len(response.body)))
-    ends = ("connection", ", ".join(["close", *named]))
-    begun = head(response.status, (*response.headers, length, ends), closes=False)
+def whole(response: ProbeResponse, *, bare: bool = False, closes: bool) -> bytes:
+    """Make a response with its body; ``bare``: to HEAD; ``closes``: the connection ends behind."""
+    headers = [*response.headers, ("content-length", str(len(response.body)))]
+    if closes:
+        # `upgrade` must be named here (RFC 9110, 7.8).
+        named = [name for name, _ in response.headers if name == "upgrade"]
+        headers.append(("connection", ", ".join(["close", *named])))
+    begun = head(response.status, headers, closes=False)
     return begun if bare else begun + response.body
 
 
@@ -126,7 +127,7 @@ class Http1Sender(BodySender):
         return b"%b%x\r\n%b\r\n%b" % (begun, len(data), data, _LAST_CHUNK if last else b"")
 
     def _head(self, status: int, headers: Headers) -> bytes:
-        return head(status, (*headers, *self.cors), closes=self._http1.closes)
+        return head(status, (*headers, *self.once, *self.cors), closes=self._http1.closes)
 
     def _body(self, data: bytes) -> bytes:
         return b"" if self._bare else data

@@ -6,7 +6,6 @@ feeds, folded headers, blanks in names (RFC 9112, 11.2).
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +92,7 @@ class RequestReader:
 
     def __init__(self, most_head_bytes: int, received: Ledger) -> None:
         """Take heads of up to ``most_head_bytes``; `count` what isn't parsed in ``received``."""
-        self.requests: deque[Request] = deque()
+        self.requests: list[Request] = []
         self.counted_bytes = 0
         """Of the head begun, and of what waits behind a request."""
         self.deaf = False
@@ -102,7 +101,8 @@ class RequestReader:
         self._received = received
         self._head_bytes = 0
         self._unread = bytearray()
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser: Any = None
+        """Made when it is needed: it takes a kilobyte."""
 
     @property
     def first(self) -> Request | None:
@@ -120,7 +120,12 @@ class RequestReader:
         self._unread = bytearray()
         self._head_bytes = 0
         self.count(holder)
-        self._parser = None  # it knows this object
+        self.rest()
+
+    def rest(self) -> None:
+        """Give the parser back between requests; it knows this object."""
+        if all(request.whole for request in self.requests) and not self._head_bytes:
+            self._parser = None
 
     def count(self, holder: Holder) -> None:
         """Count what isn't parsed in the bound of all."""
@@ -165,6 +170,8 @@ class RequestReader:
 
     def _parse(self, part: bytes) -> None:
         before = len(self.requests)
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(part)
         except httptools.HttpParserUpgrade:

@@ -92,14 +92,11 @@ class HttpStream(Stream):
         super().__init__(connection, stream_id, RequestHead(method.name, metadata=asked.metadata),
                          method)  # fmt: skip
         self.respond(JSON)
+        self.sender.once = ((REQUEST_ID, self.request_id),)
 
     def respond(self, content_type: str, headers: Headers = ()) -> None:
         more = _OF_EVENTS if content_type == EVENTS else headers
-        self.sender.headers = (("content-type", content_type), *more, self._id_header)
-
-    @property
-    def _id_header(self) -> tuple[str, str]:
-        return (REQUEST_ID, self.request_id)
+        self.sender.headers = (("content-type", content_type), *more)
 
     @property
     def status(self) -> int:
@@ -123,7 +120,7 @@ class HttpStream(Stream):
             events = self.sender.headers[0][1] == EVENTS
             self.sender.break_off(refusal.event if events else b"")
         else:
-            headers = (("content-type", refusal.content_type), *refusal.headers, self._id_header)
+            headers = (("content-type", refusal.content_type), *refusal.headers)
             self.sender.refuse(refusal, headers)
         self._end()
 
@@ -131,7 +128,7 @@ class HttpStream(Stream):
 class BodySender(Sender):
     """Sends a response of HTTP/2: a head, then its body as it comes, in frames that fit."""
 
-    __slots__ = ("cors", "headers", "more", "status", "torn")
+    __slots__ = ("cors", "headers", "more", "once", "status", "torn")
 
     def __init__(
         self, connection: Any, window: Any, stream_id: int, serialize: Serialize = bytes
@@ -140,6 +137,8 @@ class BodySender(Sender):
         super().__init__(connection, window, stream_id, serialize)
         self.headers: Headers = ()
         """Of a response that is good."""
+        self.once: Headers = ()
+        """For any response; their values are of this one only."""
         self.status = 0
         """That was sent; 0: none was."""
         self.torn = False
@@ -150,8 +149,13 @@ class BodySender(Sender):
         """For all responses, if a browser asks for another site."""
 
     def send_whole(self, data: bytes) -> bool:
-        """Return False: each piece waits, and `send_part` divides it."""
-        return False
+        """Send a piece as one frame; return False if the windows or the socket lack room."""
+        if self._connection.out.blocked or len(data) > self._room:
+            return False
+        if not self._begun:
+            self._send_headers()
+        self._send_frame(data)
+        return True
 
     def _framed(self, data: bytes) -> bytes:
         return data
@@ -160,14 +164,16 @@ class BodySender(Sender):
         self.torn |= bool(self.unsent)
         super().drop()
 
-    def _send_headers(self, headers: Sequence[Header] = (), *, end: bool = False) -> None:
+    def _send_headers(
+        self, headers: Sequence[Header] = (), once: Sequence[Header] = (), *, end: bool = False
+    ) -> None:
         self.status = self.status or 200
-        super()._send_headers(headers or self._fields(self.status, self.headers), end=end)
+        headers = headers or self._fields(self.status, self.headers)
+        super()._send_headers(headers, once or _encoded(self.once), end=end)
 
     def _fields(self, status: int, headers: Headers) -> list[Header]:
         """Make HTTP/2's fields of a response's head."""
-        headers = (*headers, *self.cors)
-        return [(b":status", b"%d" % status), *((n.encode(), v.encode()) for n, v in headers)]
+        return [(b":status", b"%d" % status), *_encoded((*headers, *self.cors))]
 
     async def end_with(self, data: bytes) -> None:
         """Send the last piece, when there is room for it."""
@@ -209,15 +215,18 @@ class BodySender(Sender):
             self._end_stream(event)
 
     def _fits(self, data: bytes) -> bool:
-        h2 = self._connection.h2
-        return len(data) <= min(h2.local_flow_control_window(self._id), h2.max_outbound_frame_size)
+        return len(data) <= self._room
 
     def _end_stream(self, data: bytes = b"") -> None:
         h2 = self._connection.h2
         if not h2.can_send(self._id):
             return
-        h2.send_data(self._id, data, end_stream=True)
+        h2.end(self._id, data)
         h2.ask_for_no_more(self._id)
+
+
+def _encoded(headers: Headers) -> list[Header]:
+    return [(name.encode(), value.encode()) for name, value in headers]
 
 
 class Http2Stream(HttpStream):

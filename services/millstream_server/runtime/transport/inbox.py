@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,7 @@ class Inbox:
         self._id = stream_id
         self._encoding = encoding
         self._most = max_bytes
-        self._messages: deque[bytes | Failure] = deque()
+        self._messages: list[bytes | Failure] = []  # a deque takes 700 bytes, empty
         self._message_bytes = 0
         self._counted = 0
         """How much of it is counted in the bound of all."""
@@ -169,7 +168,7 @@ class Inbox:
                 raise CallOverError
             self._woken = self._connection.loop.create_future()
             await self._woken
-        message = self._messages.popleft()
+        message = self._messages.pop(0)
         if not isinstance(message, bytes):
             raise message
         self._message_bytes -= len(message)

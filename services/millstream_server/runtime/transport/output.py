@@ -66,8 +66,9 @@ class Outbox:
         """The socket's buffer is full."""
         self._ready: list[Sender] = []
         """Those whose sources have messages: asked when frames are written, once per loop turn."""
-        self._waiting: deque[Sender] = deque()
-        """Those that have something to send and whose own windows have room."""
+        self._waiting: deque[Sender] | tuple[()] = ()
+        """Those that have something to send and whose own windows have room. A deque is made for
+        the first: on most connections of HTTP/1.1 none ever waits."""
 
     def open(self, transport: Any, h2: ServerState | NoWindow) -> None:
         """Write to ``transport`` within the connection's window, which ``h2`` keeps."""
@@ -124,6 +125,8 @@ class Outbox:
         """Send a stream's `unsent` when the windows and the socket allow."""
         if not sender.queued:
             sender.queued = True
+            if isinstance(self._waiting, tuple):
+                self._waiting = deque()
             self._waiting.append(sender)
             self.pump()
 
@@ -140,7 +143,8 @@ class Outbox:
                 sender.queued = False
 
     def close(self) -> None:
-        self._waiting.clear()
+        if self._waiting:
+            self._waiting.clear()
         self._ready.clear()
 
 
@@ -249,22 +253,11 @@ class Sender:
         """
         if not self.unsent:
             self.pull()
-        rest = self.unsent
-        window, h2 = self._window, self._connection.h2
-        nbytes = min(
-            len(rest),
-            window.outbound_flow_control_window,
-            h2.outbound_flow_control_window,
-            h2.max_outbound_frame_size,
-            _MOST_FRAME_BYTES,
-        )
+        rest, window = self.unsent, self._window
+        nbytes = min(len(rest), self._room)
         if nbytes <= 0:
             return False
-        window.outbound_flow_control_window -= nbytes
-        h2.outbound_flow_control_window -= nbytes
-        self._connection.strikes = 0
-        head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
-        self._connection.out.send(head + rest[:nbytes])
+        self._send_frame(rest[:nbytes])
         self.unsent = rest[nbytes:]
         if self.unsent:
             return bool(window.outbound_flow_control_window > 0)
@@ -273,6 +266,27 @@ class Sender:
             self._end(None)
             return False
         return bool(self.asked and window.outbound_flow_control_window > 0)
+
+    @property
+    def _room(self) -> int:
+        """Bytes that a frame may have now, by the windows."""
+        h2 = self._connection.h2
+        room: int = min(
+            self._window.outbound_flow_control_window,
+            h2.outbound_flow_control_window,
+            h2.max_outbound_frame_size,
+            _MOST_FRAME_BYTES,
+        )
+        return room
+
+    def _send_frame(self, data: bytes | memoryview) -> None:
+        """Send a DATA frame for which there is room."""
+        nbytes, connection = len(data), self._connection
+        self._window.outbound_flow_control_window -= nbytes
+        connection.h2.outbound_flow_control_window -= nbytes
+        connection.strikes = 0
+        head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
+        connection.out.send(head + data)
 
     def ready(self) -> None:
         if not self.asked:
@@ -335,13 +349,22 @@ class Sender:
         """End the stream, with the response's headers in front if they haven't been sent."""
         self._send_headers(trailers if self._begun else [*RESPONSE[:2], *trailers], end=True)
 
-    def _send_headers(self, headers: Sequence[Header] = RESPONSE, *, end: bool = False) -> None:
-        """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
+    def _send_headers(
+        self,
+        headers: Sequence[Header] = RESPONSE,
+        once: Sequence[Header] = (),
+        *,
+        end: bool = False,
+    ) -> None:
+        """Send headers or, with ``end``, trailers; then the stream is over on both sides.
+
+        ``once``: see `ServerState.respond`.
+        """
         self._begun = True
         connection, h2 = self._connection, self._connection.h2
         if not h2.can_send(self._id):
             return  # `Stream.lost` comes with the next event
         connection.strikes = 0
-        h2.respond(self._id, headers, end_stream=end)
+        h2.respond(self._id, headers, once, end_stream=end)
         if end:
             h2.ask_for_no_more(self._id)

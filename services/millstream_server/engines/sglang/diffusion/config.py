@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from millstream_server.engines.config import free_port
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -81,7 +82,9 @@ def generator_arguments(
         if name in managed or name == "model_id":
             message = f"extra: {name!r} follows from the engine's other settings; set those."
             raise EngineFailedError(message)
-    return {**managed, **config.extra}
+    # SGLang looks for them from a fixed one, and binds seconds later: two that start at once clash.
+    ports = {"master_port": free_port(), "scheduler_port": free_port()}
+    return {**ports, **managed, **config.extra}
 
 
 def _model_id(config: SglangDiffuserConfig, knows: Callable[[str], bool]) -> str:

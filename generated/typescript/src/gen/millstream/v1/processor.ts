@@ -795,7 +795,11 @@ export interface Conversation {
   /** The tools. */
   tools: ChatTool[];
   /** How the model reasons, as far as its template is told of it; unset: as its template has it. */
-  reasoning?: ReasoningOptions | undefined;
+  reasoning?:
+    | ReasoningOptions
+    | undefined;
+  /** The last message is ASSISTANT's, and the prompt ends inside of it, as with ChatStart.continue_final_message. */
+  continueFinalMessage: boolean;
 }
 
 /** TokenizeRequest requests token ids. */
@@ -4138,7 +4142,7 @@ export const TokenIds: MessageFns<TokenIds, "millstream.v1.TokenIds"> = {
 };
 
 function createBaseConversation(): Conversation {
-  return { messages: [], tools: [], reasoning: undefined };
+  return { messages: [], tools: [], reasoning: undefined, continueFinalMessage: false };
 }
 
 export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"> = {
@@ -4153,6 +4157,9 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
     }
     if (message.reasoning !== undefined) {
       ReasoningOptions.encode(message.reasoning, writer.uint32(26).fork()).join();
+    }
+    if (message.continueFinalMessage !== false) {
+      writer.uint32(32).bool(message.continueFinalMessage);
     }
     return writer;
   },
@@ -4194,6 +4201,14 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
             message.reasoning = ReasoningOptions.decode(reader, reader.uint32());
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.continueFinalMessage = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4213,6 +4228,11 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
         : [],
       tools: globalThis.Array.isArray(object?.tools) ? object.tools.map((e: any) => ChatTool.fromJSON(e)) : [],
       reasoning: isSet(object.reasoning) ? ReasoningOptions.fromJSON(object.reasoning) : undefined,
+      continueFinalMessage: isSet(object.continueFinalMessage)
+        ? globalThis.Boolean(object.continueFinalMessage)
+        : isSet(object.continue_final_message)
+        ? globalThis.Boolean(object.continue_final_message)
+        : false,
     };
   },
 
@@ -4227,6 +4247,9 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
     if (message.reasoning !== undefined) {
       obj.reasoning = ReasoningOptions.toJSON(message.reasoning);
     }
+    if (message.continueFinalMessage !== false) {
+      obj.continueFinalMessage = message.continueFinalMessage;
+    }
     return obj;
   },
 
@@ -4240,6 +4263,7 @@ export const Conversation: MessageFns<Conversation, "millstream.v1.Conversation"
     message.reasoning = (object.reasoning !== undefined && object.reasoning !== null)
       ? ReasoningOptions.fromPartial(object.reasoning)
       : undefined;
+    message.continueFinalMessage = object.continueFinalMessage ?? false;
     return message;
   },
 };
