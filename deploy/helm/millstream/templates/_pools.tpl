@@ -23,19 +23,15 @@ render makes the list and checks all values; the others find it in .Values.
 {{- $root := . -}}
 {{- $pools := list -}}
 {{- include "millstream.dropNulls" .Values.models -}}
-{{- if .Values.processor.enabled -}}
-{{- $own := omit .Values.processor "enabled" "service" -}}
-{{- $pool := mergeOverwrite (deepCopy .Values.poolDefaults) (deepCopy $own) -}}
-{{- $about := dict "role" "processor" "name" "main" "worker" false "path" "processor"
-  "fullname" (include "millstream.fit" (list $root "processor")) -}}
+{{- range $role := list "processor" "door" -}}
+{{- $section := index $root.Values $role -}}
+{{- if $section.enabled -}}
+{{- $own := omit $section "enabled" "service" -}}
+{{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (deepCopy $own) -}}
+{{- $about := dict "role" $role "name" "main" "worker" false "path" $role
+  "fullname" (include "millstream.fit" (list $root $role)) -}}
 {{- $pools = append $pools (merge $about $pool) -}}
 {{- end -}}
-{{- if .Values.door.enabled -}}
-{{- $own := omit .Values.door "enabled" "service" -}}
-{{- $pool := mergeOverwrite (deepCopy .Values.poolDefaults) (deepCopy $own) -}}
-{{- $about := dict "role" "door" "name" "main" "worker" false "path" "door"
-  "fullname" (include "millstream.fit" (list $root "door")) -}}
-{{- $pools = append $pools (merge $about $pool) -}}
 {{- end -}}
 {{- range $role := list "encode" "prefill" "decode" "diffusion" "embedding" -}}
 {{- $section := index $root.Values $role -}}

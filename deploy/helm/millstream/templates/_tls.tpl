@@ -71,9 +71,9 @@ allowed_peers: {{ concat . $door | uniq | toJson }}
 {{- end }}
 {{- if eq .pool.role "door" }}
 processor_tls_dir: {{ $own }}
-{{- $name := include "millstream.identity" (list $root "processor") }}
-{{- if contains "://" $name }}{{ $name = printf "%s.%s.svc" (include "millstream.fit" (list $root "processor")) $root.Release.Namespace }}{{ end }}
-processor_tls_name: {{ $name | quote }}
+{{- $identity := include "millstream.identity" (list $root "processor") }}
+{{- $service := printf "%s.%s.svc" (include "millstream.fit" (list $root "processor")) $root.Release.Namespace }}
+processor_tls_name: {{ contains "://" $identity | ternary $service $identity | quote }}
 {{- else }}
 worker_tls_dir: {{ $own }}
 worker_tls_name: {{ include "millstream.workerName" $root | quote }}
