@@ -63,6 +63,27 @@ def test_gateways_lead_http_to_it_and_grpc_to_the_processor(render: Render) -> N
     assert [port["name"] for port in found["spec"]["ports"]] == [service["port"]["name"]]
 
 
+def test_processors_may_serve_grpc_alone(render: Render) -> None:
+    """Without a door that contradicts the HTTPRoute."""
+    alone = {"processor": {"settings": {"http": False}}}
+    manifests = render(values=merged(ON, GATEWAY, alone))
+    assert pool_of(manifests, "processor").config["http"] is False
+    (http,) = objects(manifests, "HTTPRoute")
+    assert _backend(http).endswith("-door:80")
+
+
+def test_it_is_ready_when_a_processor_serves_its_only_model(render: Render) -> None:
+    """Of several models, one without workers must not take the others away."""
+    second = {
+        "models": {"n": {"uri": "pvc://claim/n"}},
+        "decode": {"pools": {"second": {"model": "n"}}},
+    }
+    for more, service in (({}, ""), (second, "accepting")):
+        container = pool_of(render(values=merged(ON, more)), "door").container
+        assert container["readinessProbe"]["grpc"]["service"] == service
+        assert container["startupProbe"]["grpc"]["service"] == "liveness"
+
+
 def test_the_processor_lets_it_in_by_its_certificate(render: Render) -> None:
     clients = {"requireClientCertificates": True, "allowedClients": ["client.example.com"]}
     manifests = render(values=merged(ON, TLS, {"security": {"tls": clients}}))
