@@ -181,11 +181,12 @@ class Cluster:
 
     def _publish(self) -> None:
         self.published = {name: self.endpoints(name) for name in self.services}
-        (workers,) = (name for name in self.services if name.endswith("-workers"))
-        lines = "".join(f"{ip}:{_GRPC_PORT}\n" for ip in self.published[workers])
-        unfinished = self.workers_file.with_suffix(".part")
-        unfinished.write_text(lines, encoding="utf-8")
-        unfinished.replace(self.workers_file)
+        for name, addresses in self.published.items():
+            lines = "".join(f"{ip}:{_GRPC_PORT}\n" for ip in addresses)
+            file = self.folder / f"{name.rpartition('-')[2]}.txt"
+            unfinished = file.with_suffix(".part")
+            unfinished.write_text(lines, encoding="utf-8")
+            unfinished.replace(file)
 
     def lookup(self, name: str) -> tuple[str, ...] | None:
         """Resolve SERVICE.NAMESPACE.svc.… as the cluster's DNS does."""

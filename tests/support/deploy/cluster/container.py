@@ -59,7 +59,8 @@ class Container:
     folder: Path
     ip: str
     workers: Path
-    """A file with the addresses of all workers, in place of the headless service's DNS name."""
+    """A file with the addresses of all workers, in place of the headless service's DNS name; that
+    of Processors is beside it."""
     models: Path
     """The folder that containers have as /models."""
     process: forked.Process | None = None
@@ -80,6 +81,7 @@ class Container:
         return {
             r"\b0\.0\.0\.0(?=:\d)": self.ip,
             r"\b127\.0\.0\.1(?=:\d)": self.ip,
+            r"\bdns:[\w-]+-processors\.[\w.-]+:\d+": f"file:{self.workers.parent}/processors.txt",
             r"\b(dns|k8s):[\w./-]+(:\d+)?": f"file:{self.workers}",
             r"(?<![\w.-])/models\b": str(self.models),
             **{
