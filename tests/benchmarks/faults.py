@@ -46,8 +46,10 @@ _SHOWN = 5
 _AFTERWARDS = 4
 """Chats that are held when the fault is over."""
 _DISK_FULL = "all-disk-full"
+_PAUSED = "prefill-engine-stopped"
 _UNNOTICED = (_DISK_FULL, "decode-engine-stopped", "aggregated-engine-stopped")
-"""A pause is no loss. In all other rows some chats must have gone on elsewhere."""
+"""A pause is no loss. In all other rows some chats must have gone on elsewhere, or have waited for
+a prefill scheduler for as long as it was stopped."""
 ROWS = [f"{role}-{fault.name.lower().replace('_', '-')}"
         for role in ("prefill", "decode", "aggregated")
         for fault in Fault if fault is not Fault.DISK_FULL] + [_DISK_FULL]  # fmt: skip
@@ -131,7 +133,8 @@ class Faults:
             row.went_on = Counter(way for chat in held for way in chat.ways)
             row.longest_silence_s = max(chat.silence_s for chat in held)
             row.broken = _wrong(held, role)
-            if not row.went_on and name not in _UNNOTICED:
+            waited = name == _PAUSED and row.longest_silence_s >= self.stopped_s
+            if not (row.went_on or waited or name in _UNNOTICED):
                 row.broken.append("no chat noticed the fault")
             row.blocks_free_s = await self._until_idle(row)
             await self._until_serving()

@@ -238,12 +238,14 @@ async def test_a_request_that_the_worker_refuses(text_model: TextModel) -> None:
         other = TicketKey(bytes(range(1, 33)))
         suite.core._parts = replace(suite.core._parts, ticket_key=other)
         failed = await refusal(suite.stub.Complete(completion("A")))
-        assert failed.reason == "INVALID_REQUEST"
+        assert failed.reason == "KV_TRANSFER_FAILED"  # the ticket isn't the client's
         await spans.until_ended(6)
-    for name in ("prefill", "decode", f"prefill {MODEL}", f"decode {MODEL}"):
+    for name in (f"prefill {MODEL}", f"decode {MODEL}"):
         assert attributes(spans.named(name))["error.type"] == "INVALID_REQUEST"
+    legs = [attributes(spans.named(name)).get("error.type") for name in ("prefill", "decode")]
+    assert "KV_TRANSFER_FAILED" in legs  # of the leg that was refused first; it ends the other one
     assert measured.grown("millstream_tickets_refused_total") == 2
-    assert measured.grown("millstream_kv_handoffs_total", outcome="INVALID_REQUEST") == 1
+    assert measured.grown("millstream_kv_handoffs_total", outcome="KV_TRANSFER_FAILED") == 1
 
 
 # ---- context

@@ -49,7 +49,7 @@ _SAYS = {
         r'"finished": \{\s+"toolCalls": \[',
     ],
     "Connect and gRPC-web": [
-        r'^\{"tokenIds": \[1472\]\}\n200$',
+        r'^\{"tokenIds": \[1472\], "contextLength": 8192\}\n200$',
         r'"code":"not_found",.*"reason":"MODEL_NOT_FOUND".*\n404$',
         r"^FINISH_REASON_LENGTH\nFINISH_REASON_LENGTH\nFINISH_REASON_LENGTH$",
         r'"message": "start: must be set"',
