@@ -245,7 +245,10 @@ async def test_a_request_that_the_worker_refuses(text_model: TextModel) -> None:
     legs = [attributes(spans.named(name)).get("error.type") for name in ("prefill", "decode")]
     assert "KV_TRANSFER_FAILED" in legs  # of the leg that was refused first; it ends the other one
     assert measured.grown("millstream_tickets_refused_total") == 2
-    assert measured.grown("millstream_kv_handoffs_total", outcome="KV_TRANSFER_FAILED") == 1
+    # A hand-off's outcome is its prefill leg's, which decode's refusal may have ended before.
+    outcomes = ("KV_TRANSFER_FAILED", "CANCELLED")
+    grown = [measured.grown("millstream_kv_handoffs_total", outcome=each) for each in outcomes]
+    assert sum(grown) == 1
 
 
 # ---- context
