@@ -61,6 +61,23 @@ def repeated_loss(workers: int) -> RepeatedLossError:
     )
 
 
+def begins_again(model: str, address: str, error: ServingError) -> None:
+    """Count and log that a request starts again elsewhere, since ``error`` lost its worker."""
+    REDISPATCHES.labels(model, "again").inc()
+    log.info("a request starts again elsewhere", lost=address, reason=error.reason)
+
+
+def told_of(model: str, before: ServingError, error: ServingError) -> ServingError:
+    """Return what the client is told of a failure behind a first loss, ``before``."""
+    if isinstance(error, NoWorkerError):
+        REDISPATCHES.labels(model, "no_worker").inc()
+        return before
+    if not isinstance(error, LOSSES) or was_leaving(before) or was_leaving(error):
+        return error
+    REDISPATCHES.labels(model, "repeated_loss").inc()
+    return repeated_loss(MOST_LOSSES)
+
+
 async def run_on_a_worker(
     asked: FrontRequest,
     fit: Fit,
@@ -82,17 +99,15 @@ async def run_on_a_worker(
             raise
         try:
             other, engine = asked.pick(fit, priority, avoid=address)
-        except NoWorkerError:
-            REDISPATCHES.labels(asked.model, "no_worker").inc()
-            raise error from None
+        except NoWorkerError as none:
+            raise told_of(asked.model, error, none) from None
         asked.lost(error)
-        REDISPATCHES.labels(asked.model, "again").inc()
-        log.info("a request starts again elsewhere", lost=address, reason=error.reason)
+        begins_again(asked.model, address, error)
         before = error
     try:
         return await attempt(other, engine)
     except LOSSES as error:
-        if was_leaving(before) or was_leaving(error):
+        told = told_of(asked.model, before, error)
+        if told is error:
             raise
-        REDISPATCHES.labels(asked.model, "repeated_loss").inc()
-        raise repeated_loss(MOST_LOSSES) from error
+        raise told from error

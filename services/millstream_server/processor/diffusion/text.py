@@ -25,7 +25,7 @@ from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.admission import Admission
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.leg import Workers
-from millstream_server.processor.losses import LOSSES, MOST_LOSSES, repeated_loss, was_leaving
+from millstream_server.processor.losses import LOSSES, begins_again, told_of
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.requests import most_tokens, too_large
 from millstream_server.processor.telemetry import NO_SPAN, RequestSpan, TurnTelemetry, Usage
@@ -34,14 +34,12 @@ from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
-    NoWorkerError,
     ServingError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.metrics import REDISPATCHES
 
 log = get_log(__name__)
 
@@ -227,11 +225,11 @@ class _TextRequest:
         self._span.failed(error)
         if self._may_start_again(error):
             self._lost, self._span = error, NO_SPAN
-            REDISPATCHES.labels(self._request.model, "again").inc()
-            log.info("a request starts again elsewhere", lost=self._address, reason=error.reason)
+            begins_again(self._request.model, self._address, error)
             self._launch()
             return
-        error = self._told(error)
+        if self._lost is not None and not self._started:
+            error = told_of(self._request.model, self._lost, error)
         self._leave()
         self._sink.fail(error)
         self._front.count(error)
@@ -242,19 +240,6 @@ class _TextRequest:
         fresh = not (self._started or self._cancelled or self._lost)
         ran = bool(self._address) and isinstance(error, LOSSES)
         return fresh and ran and self._front.redispatch
-
-    def _told(self, error: ServingError) -> ServingError:
-        """Return what the client is told of a failure: behind a loss it may be another one."""
-        lost, model = self._lost, self._request.model
-        if lost is None or self._started:
-            return error
-        if isinstance(error, NoWorkerError):
-            REDISPATCHES.labels(model, "no_worker").inc()
-            return lost
-        if not isinstance(error, LOSSES) or was_leaving(lost) or was_leaving(error):
-            return error
-        REDISPATCHES.labels(model, "repeated_loss").inc()
-        return repeated_loss(MOST_LOSSES)
 
     def _leave(self) -> None:
         self._admission.leave()
