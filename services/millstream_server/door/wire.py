@@ -23,6 +23,7 @@ from millstream_server.media.items import Geometry, MediaInput, Modality, Span
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.choice import Delta
 from millstream_server.processor.conversation import Completion, Conversation, Options
+from millstream_server.processor.convert import SAME_NAME
 from millstream_server.processor.telemetry import Usage
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, MediaPart, Tool
 from millstream_server.processor.text.switches import asked_of
@@ -37,7 +38,6 @@ _OUTPUTS = {
     True: processor_pb2.CHAT_OUTPUT_EVENTS,
     None: processor_pb2.CHAT_OUTPUT_WHERE_NEEDED,
 }
-_SAME_NAME = ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
 _TASKS = {processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}"): task for task in Task}
 _GENERATES = {Task.CHAT, Task.COMPLETE}
 
@@ -157,7 +157,7 @@ def _write_reasoning(message: processor_pb2.ReasoningOptions, answers: AnswerOpt
 
 def _write_options(message: processor_pb2.GenerationOptions, options: Options) -> None:
     write_sampling_fields(message.sampling, options.sampling)
-    for name in _SAME_NAME:
+    for name in SAME_NAME:
         setattr(message, name, getattr(options, name))
     message.stop.extend(options.stops)
     if options.priority is not None:

@@ -48,7 +48,7 @@ _ROLES = {
     chat_pb2.CHAT_ROLE_TOOL: ChatRole.TOOL,
 }
 _TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
-_SAME_NAME = frozenset(
+SAME_NAME = frozenset(
     (
         *("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt"),
         "describe_start",
@@ -294,7 +294,7 @@ def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> O
         name = field.name
         if name == "sampling":
             sampling = from_worker.sampling_fields(value, f"{path}sampling")
-        elif name in _SAME_NAME:
+        elif name in SAME_NAME:
             given[name] = value
         elif name == "logprobs":
             given[name] = from_worker.logprob_options_from_proto(options)
