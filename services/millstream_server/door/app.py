@@ -9,7 +9,7 @@ from millstream_server.door.entries import RemoteImages, RemoteVectors
 from millstream_server.door.processors import Processors
 from millstream_server.door.settings import DoorSettings
 from millstream_server.door.texts import RemoteTexts
-from millstream_server.door.turns import OutputParts, RemoteChats
+from millstream_server.door.turns import DoorParts, RemoteChats
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.http.door import Door
 from millstream_server.processor.http.pipeline import Pipeline
@@ -83,7 +83,7 @@ def make_pipeline(
 ) -> Pipeline:
     """Make what the endpoints use of Processors; each kind of bytes is bounded by the number."""
     texts = RemoteTexts(processors)
-    parts = OutputParts(pacer=pacer, unread=UnreadOutput(max_open_bytes))
+    parts = DoorParts(pacer=pacer, unread=UnreadOutput(max_open_bytes))
     return Pipeline(
         calls=calls,
         threads=threads,

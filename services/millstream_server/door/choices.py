@@ -76,7 +76,7 @@ class RemoteChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTexts:
+class SeenTokens:
     """The bytes of tokens whose logprobs have come."""
 
     found: dict[int, bytes] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream.v1 import processor_pb2
 from millstream_server.door import wire
-from millstream_server.door.choices import RemoteChoice, TokenTexts
+from millstream_server.door.choices import RemoteChoice, SeenTokens
 from millstream_server.door.names import Names
 from millstream_server.door.processors import Processors, RemoteStream, gone
 from millstream_server.generation.request import GenerationRequest, Prompt
@@ -38,7 +38,7 @@ _RENDER = rpc_of(processor_pb2.DESCRIPTOR, "ProcessorService/Render")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputParts:
+class DoorParts:
     """What the outputs of a process share."""
 
     pacer: Pacer
@@ -59,13 +59,13 @@ class RemoteTurn:
     def __init__(self, stream: RemoteStream, names: Names, options: Options) -> None:
         self.error: Failure | None = None
         self.options = options
-        self.text_model = TokenTexts()
+        self.text_model = SeenTokens()
         self.choices = [RemoteChoice(i, self.text_model.found) for i in range(options.n)]
         self.switched = False
         self.reading: bool | None = None
         """Whether the answers are read; None: they are text."""
         self.request: GenerationRequest
-        self.parts: OutputParts
+        self.parts: DoorParts
         self._stream = stream
         self._names = names
         self._started = processor_pb2.TurnStarted()
@@ -76,7 +76,7 @@ class RemoteTurn:
         self._reading: asyncio.Task[None] | None = None
 
     async def begin(
-        self, parts: OutputParts, call: OutputCall, output: TurnOutput[RemoteTurn]
+        self, parts: DoorParts, call: OutputCall, output: TurnOutput[RemoteTurn]
     ) -> None:
         """Take the first message, and go on in a task.
 
@@ -187,7 +187,7 @@ class RemoteChats:
     """`Chats` that Processors run; one per process."""
 
     def __init__(
-        self, processors: Processors, calls: OpenCalls, parts: OutputParts, budget: MediaBudget
+        self, processors: Processors, calls: OpenCalls, parts: DoorParts, budget: MediaBudget
     ) -> None:
         self._processors = processors
         self._calls = calls

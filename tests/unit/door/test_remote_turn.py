@@ -11,7 +11,7 @@ import pytest
 from millstream.v1 import generation_pb2, processor_pb2
 from millstream_server.door.names import Names
 from millstream_server.door.processors import RemoteStream
-from millstream_server.door.turns import OutputParts, RemoteTurn
+from millstream_server.door.turns import DoorParts, RemoteTurn
 from millstream_server.generation.output import FinishReason
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Delta
@@ -103,7 +103,7 @@ async def begun(stream: Stream, n: int = 1) -> tuple[RemoteTurn, Output, Call]:
     )
     output = Output()
     call = Call(output)
-    await turn.begin(OutputParts(pacer=Pacer(0.0), unread=UnreadOutput()), call, output)
+    await turn.begin(DoorParts(pacer=Pacer(0.0), unread=UnreadOutput()), call, output)
     return turn, output, call
 
 
