@@ -105,8 +105,8 @@ async def test_cancelled_streams_leave_nothing_behind() -> None:
         pytest.param(2, ["--topology", "pair", "--restart", "prefill-1,decode-1"], id="a pair"),
         pytest.param(
             2,
-            ["--workers", "1", "--client", "millstream", "--restart", "processor"],
-            id="under our own client",
+            ["--workers", "1", "--client", "millstream", "--restart", "processor", "--kill"],
+            id="Processors that are killed, under our own client",
         ),
     ],
 )
