@@ -272,8 +272,10 @@ async def _killed_in_all_phases(
         await prefill.busy(within_s=30)
         async with fleet.frozen("vllm prefill", "vllm decode"):
             there, here = await _report(decode), await _report(prefill)
-            # Both are at decode, one waits there; probes of the engines count as running, too.
-            if there.running_requests and there.queued_requests and here.running_requests:
+            # Both are at decode, one waits there. Probes of the engines count as running, too, but
+            # need a block; this prompt, which takes a step for half a block, needs 60.
+            in_prefill = 4 < here.used_blocks < 50
+            if there.running_requests and there.queued_requests and in_prefill:
                 os.kill(pid, signal.SIGKILL)
                 return decoding, prefilling, answer
         await _rest(decoding, answer)  # one had ended: again
