@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.output import FinishReason
+from millstream_server.generation.ticket import KvTransfer
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.plan import Plan, PlannedLeg, RoutingRequest
@@ -187,12 +189,14 @@ async def test_only_so_many_compute_their_prompts_again_at_once(text_model: Text
     others[0].emit([50])
     others[0].emit([51])
     others[1].finish(DONE)
+    await asyncio.sleep(0)
     assert len(others) == 10, "one for a prompt that was computed, one for an end"
     assert [list(r.token_ids)[-1] for r in workers.asked["other"][8:]] == [48, 49], "in order"
     choices[10].cancel()
     assert choices[10].result is not None
     assert choices[10].result.reason is FinishReason.CANCELLED
     others[2].emit([50])
+    await asyncio.sleep(0)
     assert [list(r.token_ids)[-1] for r in workers.asked["other"][10:]] == [51]
     it.it.turn.close()
 
@@ -211,8 +215,43 @@ async def test_a_prompt_that_is_given_up_makes_room_for_another_one(
     assert len(workers.asked["other"]) == 9, "the ninth; the first waits behind the tenth"
     workers.sinks["other"][1].emit([50])
     workers.sinks["other"][2].emit([50])
+    await asyncio.sleep(0)
     assert len(workers.asked["other"]) == 11
     it.it.turn.close()
+
+
+async def test_a_turn_that_fails_meanwhile_makes_room_for_others(text_model: TextModel) -> None:
+    """Of hand-offs in sequence: decode's leg, which would tell of the end, hasn't begun."""
+    sequence = replace(PAIR, transfer=KvTransfer("kind", prefill_first=True))
+    it = lossy(text_model, sequence, plans=[sequence] * 8 + [on(OTHER)] * 2, n=8)
+    prefill, broken = it.it.workers.sinks["prefill"], KvTransferError("broken")
+    for sink in prefill[:8]:
+        sink.fail(broken)
+    assert len(prefill) == 16
+    prefill[8].fail(broken)
+    await it.it.client.end()
+    assert it.it.client.raised is broken
+    after = lossy(text_model, redispatch=it.it.turn.parts.redispatch, n=2).it.workers
+    for sink in after.sinks["decode"]:
+        sink.fail(GONE)
+    assert len(after.asked["other"]) == 2
+
+
+async def test_a_cancel_takes_back_those_that_wait_before_others_make_room(
+    text_model: TextModel,
+) -> None:
+    """There is no worker for them any more: that isn't told in place of the cancel."""
+    it = lossy(text_model, plans=[on(OTHER)] * 8, n=9)
+    for sink in it.it.workers.sinks["decode"]:
+        sink.fail(GONE)
+    it.it.turn.cancel()
+    await asyncio.sleep(0)
+    for sink in it.it.workers.sinks["other"]:
+        sink.finish(replace(DONE, reason=FinishReason.CANCELLED))
+    await it.it.client.end()
+    assert it.it.client.raised is None
+    ends = {choice.finish_reason for choice in it.it.turn.choices}
+    assert ends == {FinishReason.CANCELLED}
 
 
 async def test_a_worker_that_comes_back_with_other_weights_changes_nothing(
@@ -224,6 +263,7 @@ async def test_a_worker_that_comes_back_with_other_weights_changes_nothing(
         sink.fail(GONE)
     lost.description = make_view("decode", Role.DECODE, weight_version="2").description
     it.sink().emit([50])
+    await asyncio.sleep(0)
     assert [asked.weights for asked in it.routes.asked] == [("", "", "simulated")] * 9
     it.it.turn.close()
 

@@ -252,6 +252,8 @@ class Choice(Leg):
         super().cancel()
         if self.prompt_leg is not None:
             self.prompt_leg.cancel()
+        if self.successor is not None:
+            self.successor.cancel()
 
     @property
     def received(self) -> array[int]:

@@ -6,6 +6,7 @@ worker is another one. Which way is right is in `processor.redispatch_ways`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -91,10 +92,14 @@ class Redispatcher:
         return True
 
     def computed(self, successor: Successor) -> None:
-        """Let others begin: its prompt is computed, or it has ended."""
+        """Let others begin: its prompt is computed, it is cancelled, or it has ended.
+
+        They begin a moment later: a turn that is cancelled first takes back those that wait.
+        """
         if successor in self._computing:
             self._computing.remove(successor)
-            self._begin()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._begin)
 
     def forget(self, successor: Successor) -> None:
         """Let it wait no longer."""

@@ -61,7 +61,7 @@ class Queue(Protocol):
     """Decides when it starts (`processor.redispatch.Redispatcher`)."""
 
     def computed(self, successor: Successor) -> None:
-        """Note that its prompt is computed, or that it has ended; also twice."""
+        """Note that its prompt is computed, that it is cancelled or has ended; also twice."""
         ...
 
     def forget(self, successor: Successor) -> None:
@@ -142,9 +142,11 @@ class Successor:
         self._choice.reopen(self.turn, self)
         self._choice.fail(self.loss.error)
 
-    # ---- while it waits to be started
+    # ---- from the choice
 
     def cancel(self) -> None:
+        """End the choice if it waits to be started; the worker ends it else."""
+        self._queue.computed(self)
         if self._waits:
             self.abandon()
             self._choice.finish(

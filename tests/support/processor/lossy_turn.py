@@ -85,9 +85,11 @@ def lossy(
     *,
     plans: Sequence[Plan] | None = None,
     running: int = 0,
+    redispatch: Redispatcher | None = None,
     **turn: Any,
 ) -> Lossy:
+    """Start a turn; ``redispatch``: another turn's, whose plans it then has."""
     routes = Routes() if plans is None else Routes(list(plans))
-    redispatch = Redispatcher(routes.plan, lambda: running)
+    redispatch = redispatch or Redispatcher(routes.plan, lambda: running)
     parts = replace(make_parts(), redispatch=redispatch)
     return Lossy(start_turn(text_model, plan, parts=parts, **turn), routes)
