@@ -26,8 +26,7 @@ from typing import Any
 
 import uvloop
 
-from millstream.v1 import processor_pb2, processor_pb2_grpc
-from millstream_testing.waiting import until
+from millstream.v1 import processor_pb2_grpc
 from tests.support.benchmarks.faults import Fault, Victim, small_disk
 from tests.support.benchmarks.known_chats import STUCK_S, Chat, KnownChats
 from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
@@ -35,6 +34,7 @@ from tests.support.models.models import make_random_model
 from tests.support.processes import forked
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, running
+from tests.support.processor.chats import until_connected
 from tests.support.wire.long_streams import load_of
 from tests.support.wire.relay import Relay
 
@@ -108,12 +108,8 @@ class Faults:
                 front.aio_channel([("grpc.enable_retries", 0)])
             )
             stub = processor_pb2_grpc.ProcessorServiceStub(channel)
-            await until(lambda: self._connected(stub), _CONNECTED_S)
+            await until_connected(stub, len(self.workers), _CONNECTED_S)
             yield stub, relays
-
-    async def _connected(self, stub: Any) -> bool:
-        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return bool(sum(each.connected for each in listed.workers) == len(self.workers))
 
     async def run(self, name: str, chats: int, at_once: int) -> Row:
         """Run one row."""
@@ -138,7 +134,7 @@ class Faults:
                 row.broken.append("no chat noticed the fault")
             row.blocks_free_s = await self._until_idle(row)
             await self._until_serving()
-            await until(lambda: self._connected(stub), _CONNECTED_S)
+            await until_connected(stub, len(self.workers), _CONNECTED_S)
             after = await asyncio.gather(*(self.chats.hold(stub, i) for i in range(_AFTERWARDS)))
             row.broken += [f"after the fault: {text}" for text in _wrong(after, "all")]
         return row

@@ -23,7 +23,7 @@ from millstream.v1 import processor_pb2, processor_pb2_grpc, sampling_pb2
 from millstream_testing.waiting import EOF, until
 from tests.e2e.conftest import Suite
 from tests.support.processes.suite import ServiceProcess, running
-from tests.support.processor.chats import Answer, completion, gather, options
+from tests.support.processor.chats import Answer, completion, gather, options, until_connected
 from tests.support.wire.failures import failure
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -114,7 +114,7 @@ async def test_what_a_killed_worker_ran_goes_on_at_others(
 async def _goes_on(front: ServiceProcess, lost: ServiceProcess) -> None:
     async with grpc.aio.insecure_channel(front.address) as channel:
         stub = processor_pb2_grpc.ProcessorServiceStub(channel)
-        await _all_connected(stub)
+        await until_connected(stub, 3)
         alone = [_Read(stub, fields).end() for fields, _ in _GOING_ON.values()]
         undisturbed = dict(zip(_GOING_ON, await asyncio.gather(*alone), strict=True))
         reads = {name: _Read(stub, fields) for name, (fields, _) in _GOING_ON.items()}
@@ -141,14 +141,6 @@ async def _goes_on(front: ServiceProcess, lost: ServiceProcess) -> None:
             if way == CONTINUE:
                 pause_s = one.after(tokens) - killed_s
                 assert pause_s < 2.0, "a second, and a prefill beside others on two cores"
-
-
-async def _all_connected(stub: Any) -> None:
-    async def connected() -> bool:
-        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return bool(sum(workers.connected for workers in listed.workers) == 3)
-
-    await until(connected, 20)
 
 
 async def test_kill_nine(suite: Suite) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from millstream.v1 import (
     generation_pb2,
-    processor_pb2,
     processor_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
@@ -26,7 +25,14 @@ from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.models.models import byte_level_model
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, running
-from tests.support.processor.chats import Answer, Conversation, chat, options, start
+from tests.support.processor.chats import (
+    Answer,
+    Conversation,
+    chat,
+    options,
+    start,
+    until_connected,
+)
 from tests.support.wire.failures import Failure, failure
 
 CHATS = 40
@@ -68,7 +74,7 @@ async def suite(processes: Suite) -> Suite:
             service.start()
         await service.until_serving()
     async with _client(processes.processor) as stub:
-        await _connected(stub, 2)
+        await until_connected(stub, 2)
     return processes
 
 
@@ -94,14 +100,6 @@ def _processor(log: Path, model: Path, *workers: ServiceProcess) -> ServiceProce
 async def _client(processor: ServiceProcess) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(processor.address) as channel:
         yield processor_pb2_grpc.ProcessorServiceStub(channel)
-
-
-async def _connected(stub: Any, count: int) -> None:
-    async def connected() -> bool:
-        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return bool(sum(workers.connected for workers in listed.workers) == count)
-
-    await until(connected, 20)
 
 
 async def _running(worker: ServiceProcess) -> int:
@@ -138,7 +136,7 @@ async def test_requests_of_a_killed_worker_go_on_and_it_is_taken_back(suite: Sui
         assert await _running(suite.one) == await _running(suite.two) == CHATS // 2
         ends = [asyncio.ensure_future(_outcome(c)) for c in conversations]
         suite.one.kill()
-        await _connected(stub, 1)
+        await until_connected(stub, 1)
         assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
 
         went_on, texts = 0, set()
@@ -152,7 +150,7 @@ async def test_requests_of_a_killed_worker_go_on_and_it_is_taken_back(suite: Sui
         assert (went_on, len(texts)) == (CHATS // 2, 1)
 
         suite.one.start()
-        await _connected(stub, 2)
+        await until_connected(stub, 2)
         again = await _start_chats(stub, 10)
         # More than half where the other worker's last report still counts requests that have ended.
         assert await _running(suite.one) >= 5
@@ -171,7 +169,7 @@ async def test_a_killed_prefill_worker_ends_requests_whose_transfer_it_owed(
     processor = _processor(log, model, prefill, decode)
     with running(prefill, decode, processor):
         async with _client(processor) as stub:
-            await _connected(stub, 2)
+            await until_connected(stub, 2)
             conversations = [Conversation(stub) for _ in range(10)]
             for conversation in conversations:
                 await conversation.say(start("hi", opts=options(TOKENS)))
@@ -190,7 +188,7 @@ async def test_a_killed_prefill_worker_ends_requests_whose_transfer_it_owed(
 
             prefill.flags = {**prefill.flags, "simulated_prefill_s_per_token": 0}
             prefill.start()
-            await _connected(stub, 2)
+            await until_connected(stub, 2)
             assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
 
 

@@ -22,13 +22,19 @@ from tests.support.media.media_processes import (
     metric,
     open_requests,
     text_chat,
-    until_connected,
 )
 from tests.support.media.media_suite import image, user
 from tests.support.models.vision_models import make_vision_model
 from tests.support.processes.processes import clients_of
 from tests.support.processes.suite import ServiceProcess
-from tests.support.processor.chats import CANCEL, Answer, Conversation, options, start
+from tests.support.processor.chats import (
+    CANCEL,
+    Answer,
+    Conversation,
+    options,
+    start,
+    until_connected,
+)
 from tests.support.wire.failures import Failure, failure
 
 FEW = options(4, ignore_eos=True)

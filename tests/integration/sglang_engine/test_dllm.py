@@ -26,7 +26,7 @@ from millstream.v1 import (
 from tests.support.models.dllm_models import BLOCK_TOKENS, CONTEXT_LENGTH
 from tests.support.processes import forked
 from tests.support.processes.suite import ServiceProcess, running
-from tests.support.processor.chats import chat, message, options
+from tests.support.processor.chats import chat, message, options, until_connected
 from tests.support.wire.failures import failure
 from tests.support.wire.long_streams import NOT_SERVING, SERVING, load_of, watched_health
 from tests.support.worker.kv_watch import told
@@ -57,8 +57,26 @@ class Suite:
     """A worker and a Processor."""
 
     model: Path
+    logs: Path
     worker: ServiceProcess
     front: ServiceProcess
+
+
+def _service(model: Path, logs: Path, name: str, **flags: object) -> ServiceProcess:
+    """Make a worker, or a Processor if it has workers."""
+    if "workers" in flags:
+        module, given = "processor", {"models": f"{MODEL}={model}", **flags}
+    else:
+        module = "diffusion"
+        given = {
+            "kind": "text",
+            "model_path": model,
+            "model_name": MODEL,
+            "dllm_algorithm": "LowConfidence",
+            "max_total_tokens": KV_TOKENS,
+            **flags,
+        }
+    return ServiceProcess(f"millstream_server.{module}", given, logs / f"{name}.log")
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +85,11 @@ def suite(
 ) -> Iterator[Suite]:
     del expected_text  # asked for so that the bare engine has come and gone first
     logs = tmp_path_factory.mktemp("dllm-logs")
-    worker = ServiceProcess(
-        "millstream_server.diffusion",
-        {
-            "kind": "text",
-            "model_path": dllm_model,
-            "model_name": MODEL,
-            "dllm_algorithm": "LowConfidence",
-            "max_total_tokens": KV_TOKENS,
-            "canary_interval_s": 0.5,
-            "canary_timeout_s": 1.5,
-        },
-        logs / "worker.log",
-    )
-    front = ServiceProcess(
-        "millstream_server.processor",
-        {"models": f"{MODEL}={dllm_model}", "workers": worker.address},
-        logs / "front.log",
-    )
+    probed = {"canary_interval_s": 0.5, "canary_timeout_s": 1.5}
+    worker = _service(dllm_model, logs, "worker", **probed)
+    front = _service(dllm_model, logs, "front", workers=worker.address)
     with running(worker, front):
-        yield Suite(dllm_model, worker, front)
+        yield Suite(dllm_model, logs, worker, front)
 
 
 @pytest.fixture(scope="module")
@@ -270,3 +273,27 @@ async def test_the_canary_notices_an_engine_that_hangs(suite: Suite) -> None:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 assert (await chat(stub, "hi", opts=options(4))).usage.completion_tokens
                 break
+
+
+async def test_what_a_killed_worker_ran_begins_again_elsewhere(suite: Suite) -> None:
+    other = _service(suite.model, suite.logs, "other")
+    both = f"{suite.worker.address},{other.address}"
+    front = _service(suite.model, suite.logs, "front-both", workers=both)
+    opts = options(18, return_token_ids=True, ignore_eos=True)
+    with running(other, front):
+        async with grpc.aio.insecure_channel(front.address) as channel:
+            stub = processor_pb2_grpc.ProcessorServiceStub(channel)
+            await until_connected(stub, 2)
+            before = await chat(stub, "hello there", opts=opts)
+            for process in psutil.Process(other.pid).children(recursive=True):
+                process.suspend()
+            asked = [asyncio.ensure_future(chat(stub, "hello there", opts=opts)) for _ in range(3)]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            other.kill()
+            answers = await asyncio.gather(*asked)
+    ways = set()
+    for answer in answers:
+        assert answer.finished
+        assert answer.choices[0].token_ids == before.choices[0].token_ids
+        ways |= {each.way for each in answer.finished.redispatches}
+    assert ways == {processor_pb2.REDISPATCH_WAY_AGAIN}

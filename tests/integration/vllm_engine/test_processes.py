@@ -22,7 +22,7 @@ from millstream.v1 import (
 )
 from millstream_server.generation.ticket import EngineData, Ticket, TicketKey
 from millstream_testing.waiting import until
-from tests.support.engines.vllm_fleet import Fleet, connected, started_fleet
+from tests.support.engines.vllm_fleet import Fleet, started_fleet
 from tests.support.processes import forked
 from tests.support.processes.suite import TICKET_KEY, ServiceProcess
 from tests.support.processor.chats import (
@@ -33,6 +33,7 @@ from tests.support.processor.chats import (
     gather,
     options,
     start,
+    until_connected,
 )
 from tests.support.telemetry.scraping import Scrape, scrape
 from tests.support.wire.failures import Failure, refusal
@@ -88,7 +89,7 @@ async def _decoded(fleet: Fleet, role: str) -> dict[str, float]:
 
 async def test_pairs_of_two_engines_serve_one_model(fleet: Fleet) -> None:
     async with fleet.front("pairs") as stub, fleet.front("whole") as other:
-        await asyncio.gather(connected(stub, 4), connected(other, 2))
+        await asyncio.gather(until_connected(stub, 4), until_connected(other, 2))
         wanted = [await _answer(other, ids) for ids in _PROMPTS]
         for _ in range(3):  # a leg at the other engine's would fail
             got = await asyncio.gather(*(_answer(stub, ids) for ids in _PROMPTS))

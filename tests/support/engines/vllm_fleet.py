@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 import psutil
 
-from millstream.v1 import processor_pb2, processor_pb2_grpc
-from millstream_testing.waiting import until
+from millstream.v1 import processor_pb2_grpc
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, stop_all
+from tests.support.processor.chats import until_connected
 from tests.support.wire.long_streams import LoadWatch, load_of
 
 _STARTS_S = 120.0
@@ -53,7 +53,7 @@ class Fleet:
             await self.workers[name].until_serving(_STARTS_S)
             for front, count in (("vllm", 2), ("all of vllm", 3)):
                 async with self.front(front) as stub:
-                    await connected(stub, count)
+                    await until_connected(stub, count)
 
     @contextlib.asynccontextmanager
     async def frozen(self, *names: str) -> AsyncIterator[None]:
@@ -126,11 +126,3 @@ def started_fleet(model: Path, log: Path) -> Iterator[Fleet]:
         yield Fleet(workers, fronts)
     finally:
         stop_all(*everything)
-
-
-async def connected(stub: Any, count: int) -> None:
-    async def connected() -> bool:
-        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return bool(sum(workers.connected for workers in listed.workers) == count)
-
-    await until(connected, 30)

@@ -16,7 +16,7 @@ from tests.support.media.embeddings import names_in_shared_memory
 from tests.support.media.media_suite import chunk
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, running
-from tests.support.processor.chats import Conversation, options, start
+from tests.support.processor.chats import Conversation, options, start, until_connected
 from tests.support.telemetry.scraping import scrape
 
 MODEL = "tiny"
@@ -103,16 +103,6 @@ class MediaProcesses:
         """Wait until nothing is left of a killed service but the ``names`` of before."""
         await until(lambda: not decoders_of(pid))
         await until(lambda: self.shared_names() <= set(names))
-
-
-async def until_connected(stub: Any, count: int) -> None:
-    """Wait until a Processor has so many workers."""
-
-    async def connected() -> bool:
-        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return bool(sum(workers.connected for workers in listed.workers) == count)
-
-    await until(connected, 20)
 
 
 async def open_requests(worker: ServiceProcess) -> int:

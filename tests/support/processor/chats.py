@@ -15,7 +15,7 @@ from millstream.v1 import (
     usage_pb2,
 )
 from millstream_client import writing
-from millstream_testing.waiting import EOF
+from millstream_testing.waiting import EOF, until
 
 
 def message(
@@ -200,3 +200,13 @@ def completion(
         return processor_pb2.CompleteRequest(text=prompt, options=opts, **fields)
     ids = processor_pb2.TokenIds(ids=prompt)
     return processor_pb2.CompleteRequest(token_ids=ids, options=opts, **fields)
+
+
+async def until_connected(stub: Any, count: int, within_s: float = 30.0) -> None:
+    """Wait until a Processor with one model has so many workers."""
+
+    async def connected() -> bool:
+        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
+        return bool(sum(workers.connected for workers in listed.workers) == count)
+
+    await until(connected, within_s)
