@@ -12,7 +12,6 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import pytest
 
 from millstream_client import MillstreamError
 from tests.support.docs.pasted_page import ROOT
-from tests.support.processes.command_line import MILLSTREAM, Outcome, millstream
+from tests.support.processes.command_line import Outcome, millstream, suite_up
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -98,29 +97,6 @@ def _readme_commands() -> list[str]:
     return [command for command in shown if command.split()[0] != "up"]
 
 
-@contextlib.asynccontextmanager
-async def _up(folder: Path, *flags: str) -> AsyncIterator[dict[str, str]]:
-    """Run `up`; yield the services' addresses."""
-    (folder / "demo").symlink_to(ROOT / "demo")
-    process = await asyncio.create_subprocess_exec(
-        *(*MILLSTREAM, "up", *flags),
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    said = ""
-    try:
-        while "Ctrl-C stops the suite" not in said:
-            line = (await process.stdout.readline()).decode()
-            assert line, said
-            said += line
-        yield dict(re.findall(r"^(\S+) +(127\.0\.0\.1:\d+) +:", said, re.MULTILINE))
-    finally:
-        process.terminate()
-        await process.communicate()
-
-
 async def _run(shown: Shown, command: str, folder: Path) -> Outcome:
     return await millstream(*shlex.split(command), *shown.flags, cwd=folder)
 
@@ -140,7 +116,8 @@ async def follow_the_pages(folder: Path, monkeypatch: pytest.MonkeyPatch, *flags
     """Follow them on a suite that `up` starts with ``flags``; return what went wrong."""
     wrong = []
     plain = "--all" not in flags
-    async with _up(folder, *flags) as addresses:
+    (folder / "demo").symlink_to(ROOT / "demo")
+    async with suite_up(*flags, cwd=folder) as addresses:
         front = addresses["processor"]
         monkeypatch.setenv("MILLSTREAM_ADDRESS", front)
         monkeypatch.chdir(folder)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -14,7 +10,7 @@ import pytest
 from millstream.v1 import processor_pb2_grpc
 from tests.support.engines.vllm_engines import reference
 from tests.support.processes import forked
-from tests.support.processes.command_line import MILLSTREAM
+from tests.support.processes.command_line import suite_up
 from tests.support.processor.chats import Conversation, completion, gather, options, start
 
 pytestmark = [
@@ -27,32 +23,10 @@ ROOT = Path(__file__).parents[3]
 _PROMPT = [(13 * i) % 900 + 50 for i in range(70)]
 
 
-@contextlib.asynccontextmanager
-async def _up(log_dir: Path) -> AsyncIterator[dict[str, str]]:
-    """Run it with the interpreter of `make setup`; yield the services' addresses."""
-    process = await asyncio.create_subprocess_exec(
-        *(str(forked.SUITE_PYTHON), *MILLSTREAM[1:], "up", "--engine", "vllm"),
-        *("--log-dir", str(log_dir)),
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    said = ""
-    try:
-        while "Ctrl-C stops the suite" not in said:
-            line = (await process.stdout.readline()).decode()
-            assert line, said
-            said += line
-        yield dict(re.findall(r"^(\S+) +(127\.0\.0\.1:\d+) +:", said, re.MULTILINE))
-    finally:
-        process.terminate()
-        await process.communicate()
-
-
 async def test_it_chats_over_prefill_and_decode(tmp_path: Path) -> None:
     greedy = options(8, temperature=0, ignore_eos=True, return_token_ids=True)
-    async with _up(tmp_path) as addresses:
+    flags = ("--engine", "vllm", "--log-dir", str(tmp_path))
+    async with suite_up(*flags, python=str(forked.SUITE_PYTHON), cwd=ROOT) as addresses:
         assert {"processor", "prefill-1", "decode-1"} <= addresses.keys()
         async with grpc.aio.insecure_channel(addresses["processor"]) as channel:
             stub = processor_pb2_grpc.ProcessorServiceStub(channel)

@@ -6,6 +6,7 @@ In a session of tests it may be forked (`processes.forked`), which takes a tenth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import pty
@@ -15,7 +16,7 @@ import struct
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
@@ -49,6 +50,30 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(_WAIT_S):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def suite_up(
+    *flags: str, python: str = sys.executable, cwd: Path | None = None
+) -> AsyncIterator[dict[str, str]]:
+    """Run `up`; give the addresses of what it has started."""
+    process = await asyncio.create_subprocess_exec(
+        *(python, *MILLSTREAM[1:], "up", *flags),
+        cwd=cwd,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    said = ""
+    try:
+        while "Ctrl-C stops the suite" not in said:
+            line = (await process.stdout.readline()).decode()
+            assert line, said
+            said += line
+        yield dict(re.findall(r"^(\S+) +(127\.0\.0\.1:\d+) +:", said, re.MULTILINE))
+    finally:
+        process.terminate()
+        await process.communicate()
 
 
 async def millstream(*args: str, stdin: str = "", cwd: Path | None = None) -> Outcome:

@@ -27,9 +27,9 @@ from hyperframe.frame import (
 from millstream_server.runtime.rpc.ledger import Holder, Ledger
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEAD = Struct(">HBBBL").unpack_from
-"""Length (24 bits), type, flags, stream."""
-_HEAD_BYTES = 9
+HEAD = Struct(">HBBBI")
+"""A frame's: length (24 bits), type, flags, stream."""
+_READ_HEAD = HEAD.unpack_from
 _TYPE_AT, _HEADERS = 3, bytes([HeadersFrame.type])
 _SETTING_BYTES = 6
 _MOST_SETTINGS = 32
@@ -110,11 +110,11 @@ class FrameReader:
             ProtocolError: the connection must end.
         """
         data, at = self._data, self._at
-        begin = at + _HEAD_BYTES
+        begin = at + HEAD.size
         if len(data) < begin:
             self._keep_rest()
             return None
-        high, low, kind, flags, stream_id = _HEAD(data, at)
+        high, low, kind, flags, stream_id = _READ_HEAD(data, at)
         size = high << 8 | low
         if size > self._max_frame:  # refused by its head: the rest need not come
             raise FrameTooLargeError(f"a frame of {size} bytes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from struct import Struct
 from typing import Any
 
 from h2.config import H2Configuration
@@ -29,7 +28,12 @@ from h2.stream import H2Stream, StreamClosedBy, StreamState
 from hpack import HPACKError
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
-from millstream_server.runtime.transport.frame_reader import QUIET, FrameReader, StreamFrameError
+from millstream_server.runtime.transport.frame_reader import (
+    HEAD,
+    QUIET,
+    FrameReader,
+    StreamFrameError,
+)
 from millstream_server.runtime.transport.hpack_blocks import KeepingDecoder, KeepingEncoder
 from millstream_server.runtime.transport.options import TransportOptions
 
@@ -45,8 +49,7 @@ _LEAST_DECODED_BYTES = 64 << 10
 _LONGEST_REASON = 200
 _DATA, _HEADERS, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 8, 9
 _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
-_FRAME = Struct(">HBBBI").pack
-"""A frame's head: length (24 bits), type, flags, stream."""
+_FRAME = HEAD.pack
 _CLOSED, _OPEN = StreamState.CLOSED, StreamState.OPEN
 _HALF_CLOSED = StreamState.HALF_CLOSED_REMOTE
 _PROVOKED = frozenset(

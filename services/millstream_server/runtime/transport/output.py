@@ -15,6 +15,7 @@ from h2.errors import ErrorCodes
 
 from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.served_call import CallOverError
+from millstream_server.runtime.transport.frame_reader import HEAD
 from millstream_server.runtime.transport.headers import RESPONSE, Header
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ PREFIX = Struct(">BI")
 _DATA = Struct(">HBBBIBI").pack
 """A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
 length."""
-_FRAME = Struct(">HBBBI").pack
-"""The same without a message's prefix."""
+_FRAME = HEAD.pack
 _NOTHING = memoryview(b"")
 _MOST_FRAME_BYTES = 64 << 10
 """Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
