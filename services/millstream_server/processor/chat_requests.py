@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from millstream_server.control.engine import Role
 from millstream_server.formats.choosing import AnswerFormat
@@ -100,7 +101,8 @@ class ChatRequests:
         if media is not None:
             check_options(conversation.request_id, options, paths)  # before files are encoded
             conversation.runs(media)
-        text, prompt = await self._prompt(conversation, said, served, media)
+        variables = answers.variables_for(served.text.chat_template)
+        text, prompt = await self._prompt(conversation, said, served, media, variables)
         if form is not None:
             reading = reading_for(conversation, form, text)
             binding = binding_of(reading, conversation, said, options)
@@ -116,8 +118,7 @@ class ChatRequests:
             options=options,
             reading=reading,
             media=media,
-            switched=bool(answers.switches)
-            and bool(answers.variables_for(served.text.chat_template)),
+            switched=bool(answers.switches and variables),
         )
 
     async def _prompt(
@@ -126,6 +127,7 @@ class ChatRequests:
         said: UserTurn,
         served: ServedModel,
         media: TurnMedia | None,
+        variables: Mapping[str, Any],
     ) -> tuple[str, Prompt]:
         """Render the conversation, encode its media and place them; return text and prompt.
 
@@ -134,9 +136,8 @@ class ChatRequests:
         Raises:
             ServingError: one of them can't be used, or the conversation can't be rendered.
         """
-        text_model, answers = served.text, conversation.answers
+        text_model = served.text
         paths = conversation_paths(said.field, CONTINUE if conversation.continued else "")
-        variables = answers.variables_for(text_model.chat_template)
         messages, tools = conversation.messages, conversation.told_tools
         if media is None:
             text, ids = await self._prompts.of_chat(text_model, messages, tools, paths, variables)

@@ -12,7 +12,7 @@ import msgspec
 
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import encode
-from millstream_server.processor.http.pipeline import Texts
+from millstream_server.processor.http.pipeline import TokenMaker
 from millstream_server.processor.models import not_served
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
@@ -42,7 +42,7 @@ class _Model(msgspec.Struct, kw_only=True):
 class ModelList:
     """Serves the list of models, and each of them; one per process."""
 
-    def __init__(self, texts: Texts) -> None:
+    def __init__(self, texts: TokenMaker) -> None:
         self._texts = texts
         now = int(time.time())  # models have no date
         self._created, self._created_at = now, datetime.fromtimestamp(now, UTC).isoformat()

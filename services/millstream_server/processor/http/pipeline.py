@@ -92,7 +92,7 @@ class Chats(Protocol[TurnT]):
         """Close a turn in any state."""
 
 
-class Texts(Protocol):
+class TokenMaker(Protocol):
     """Tokenizes, and knows the models; see `processor.texts.Texts`."""
 
     async def of_text(
@@ -132,6 +132,6 @@ class Pipeline:
     threads: TextThreads
     """Large bodies are read in these."""
     chats: Chats[Any]
-    texts: Texts
+    texts: TokenMaker
     vectors: VectorMaker
     images: ImageMaker
