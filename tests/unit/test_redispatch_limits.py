@@ -10,6 +10,7 @@ import pytest
 from millstream_server.control.engine import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.ticket import KvTransfer
+from millstream_server.processor import redispatch
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.plan import Plan, PlannedLeg, RoutingRequest
@@ -25,6 +26,7 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
     WorkerPausedError,
 )
+from millstream_testing.waiting import until
 from tests.support.processor.lossy_turn import GONE, OTHER, lossy, on
 from tests.support.processor.played_turn import DONE, PAIR, PREFILL, make_view
 
@@ -235,6 +237,19 @@ async def test_a_turn_that_fails_meanwhile_makes_room_for_others(text_model: Tex
     for sink in after.sinks["decode"]:
         sink.fail(GONE)
     assert len(after.asked["other"]) == 2
+
+
+async def test_a_worker_that_hangs_holds_up_nothing_for_long(
+    text_model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redispatch, "_LONGEST_S", 0.01)
+    it = lossy(text_model, plans=[on(OTHER)] * 9, n=9)
+    for sink in it.it.workers.sinks["decode"]:
+        sink.fail(GONE)
+    asked = it.it.workers.asked["other"]
+    assert len(asked) == 8
+    await until(lambda: len(asked) == 9)
+    it.it.turn.close()
 
 
 async def test_a_cancel_takes_back_those_that_wait_before_others_make_room(

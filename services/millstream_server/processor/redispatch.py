@@ -40,6 +40,8 @@ log = get_log(__name__)
 _LEAST_AT_ONCE = 8
 _SHARE = 10
 """One in so many running requests may compute its prompt again at once."""
+_LONGEST_S = 10.0
+"""So long one of them counts at most: what waits must not wait for a worker that hangs."""
 
 
 class Redispatcher:
@@ -53,7 +55,7 @@ class Redispatcher:
         """``plan`` is `Router.plan`; ``running`` counts the requests that run."""
         self._plan = plan
         self._running = running
-        self._computing: set[Successor] = set()
+        self._computing: dict[Successor, asyncio.TimerHandle] = {}
         self._waiting: deque[Successor] = deque()
 
     def take_over(self, turn: Turn, choice: Choice, leg: Leg, error: ServingError) -> bool:
@@ -96,8 +98,8 @@ class Redispatcher:
 
         They begin a moment later: a turn that is cancelled first takes back those that wait.
         """
-        if successor in self._computing:
-            self._computing.remove(successor)
+        if (timer := self._computing.pop(successor, None)) is not None:
+            timer.cancel()
             if self._waiting:
                 asyncio.get_running_loop().call_soon(self._begin)
 
@@ -110,11 +112,13 @@ class Redispatcher:
         """Start those that wait, as far as there is room."""
         while self._waiting and len(self._computing) < self._most:
             successor = self._waiting.popleft()
-            self._computing.add(successor)
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(_LONGEST_S, self.computed, successor)
+            self._computing[successor] = timer
             try:
                 successor.start(self._plan)
             except ServingError as error:
-                self._computing.discard(successor)
+                self.computed(successor)
                 self._count(successor.turn, "no_worker")
                 log.info(
                     "a choice can't go on elsewhere",
