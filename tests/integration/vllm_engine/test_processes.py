@@ -49,6 +49,11 @@ pytestmark = [
 _PROMPTS = [[(13 * n + 7 * i) % 900 + 50 for i in range(96 + n)] for n in range(8)]
 _SLOW = [5 * i % 900 + 50 for i in range(1900)]
 """Its prefill takes a while: 16 tokens a step."""
+_IN_PREFILL = range(5, 50)
+"""Blocks that it has then, of 60: the others' prompts and the engine's probes need less."""
+_LOOKS = 30
+_SLICE_S = 0.02
+"""So long engines run between two looks, some ten steps."""
 _FEW = options(8, temperature=0, ignore_eos=True, return_token_ids=True)
 _SOME = options(300, temperature=0, ignore_eos=True, return_token_ids=True)
 _MANY = options(1800, temperature=0, ignore_eos=True, return_token_ids=True)
@@ -270,15 +275,15 @@ async def _killed_in_all_phases(
         while not answer.choices:
             answer.add(await decoding.read())
         prefilling = stub.Complete(completion(_SLOW, _FEW))
-        await prefill.busy(within_s=30)
-        async with fleet.frozen("vllm prefill", "vllm decode"):
-            there, here = await _report(decode), await _report(prefill)
-            # Both are at decode, one waits there. Probes of the engines count as running, too, but
-            # need a block; this prompt, which takes a step for half a block, needs 60.
-            in_prefill = 4 < here.used_blocks < 50
-            if there.running_requests and there.queued_requests and in_prefill:
-                os.kill(pid, signal.SIGKILL)
-                return decoding, prefilling, answer
+        for _ in range(_LOOKS):
+            async with fleet.frozen("vllm prefill", "vllm decode"):
+                there, here = await _report(decode), await _report(prefill)
+                # Both are at decode, one waits there.
+                ready = there.running_requests and there.queued_requests
+                if ready and here.used_blocks in _IN_PREFILL:
+                    os.kill(pid, signal.SIGKILL)
+                    return decoding, prefilling, answer
+            await asyncio.sleep(_SLICE_S)
         await _rest(decoding, answer)  # one had ended: again
         await gather(prefilling)
     raise AssertionError("no request decodes any more when another one prefills")
