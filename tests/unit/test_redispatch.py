@@ -48,7 +48,7 @@ async def test_prompt_and_tokens_are_continued_with_what_is_left_of_the_budgets(
     assert (asked.sampling.max_new_tokens, asked.sampling.min_new_tokens) == (4, 0)
     (routed,) = it.routes.asked
     assert list(routed.token_ids) == [1, 2, 40, 41, 42]
-    assert (routed.avoid, routed.weights) == ("decode", ("", "", "simulated"))
+    assert (routed.avoid, routed.weights) == (("decode",), ("", "", "simulated"))
     it.sink().emit([43])
     it.sink().finish(replace(DONE, cached_tokens=5))
     await it.it.client.end()

@@ -111,7 +111,7 @@ async def test_a_hand_off_that_failed_avoids_either_end(text_model: TextModel) -
     spared = it.routes.plan
 
     def plan(request: RoutingRequest) -> Plan:
-        if request.avoid == PREFILL.address:
+        if PREFILL.address in request.avoid:
             it.routes.asked.append(request)
             raise NoWorkerError("no other prefill worker")
         return spared(request)
@@ -119,8 +119,18 @@ async def test_a_hand_off_that_failed_avoids_either_end(text_model: TextModel) -
     it.it.turn.parts.redispatch._plan = plan  # type: ignore[union-attr]
     it.lose([], KvTransferError("broken"))
     it.sink().emit([40])
-    assert [asked.avoid for asked in it.routes.asked] == [PREFILL.address, "decode"]
+    asked = [each.avoid for each in it.routes.asked]
+    assert asked == [(PREFILL.address, "decode"), (PREFILL.address,), ("decode",)]
     assert it.ids == [40]
+
+
+async def test_a_hand_off_that_failed_avoids_both_ends_if_others_are_there(
+    text_model: TextModel,
+) -> None:
+    """The second failure ends the request, so neither end may be tried again."""
+    it = lossy(text_model, PAIR)
+    it.lose([], KvTransferError("broken"))
+    assert [each.avoid for each in it.routes.asked] == [(PREFILL.address, "decode")]
 
 
 def _left() -> WorkerLostError:

@@ -344,7 +344,7 @@ def test_a_request_goes_on_with_the_same_weights_and_adapter_and_elsewhere() -> 
         view("c:1", weight_version="2", model_hash="other"),
         view("d:1", engine="another", **like),
     )
-    goes_on = replace(REQUEST, weights=weights_of(lost), avoid="a:1")
+    goes_on = replace(REQUEST, weights=weights_of(lost), avoid=("a:1",))
     with pytest.raises(NoWorkerError):
         router.plan(goes_on)
     router.add(view("e:1", **like))

@@ -254,7 +254,7 @@ class FrontRequest:
         Raises:
             NoWorkerError: there is none, but for the one at the address ``avoid``.
         """
-        routed = RoutingRequest(model=self.model, priority=priority, avoid=avoid)
+        routed = RoutingRequest(model=self.model, priority=priority, avoid=(avoid,))
         return self._front.router.task_workers(self.model).pick(routed, self._task, fit)
 
     def leg(self, address: str) -> TraceContext:

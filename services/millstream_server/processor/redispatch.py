@@ -139,7 +139,7 @@ class Redispatcher:
 
 
 def _avoided(choice: Choice, lost: Candidate, error: ServingError) -> tuple[str, ...]:
-    """Return where a choice doesn't go next; of a failed hand-off first where the prompt was."""
+    """Return where a choice doesn't go next; of a failed hand-off where the prompt was, first."""
     ends = [choice.prompt.place, choice.place] if isinstance(error, KvTransferError) else [lost]
     return tuple(dict.fromkeys(place.address for place in ends if place)) or (lost.address,)
 

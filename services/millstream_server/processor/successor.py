@@ -45,8 +45,8 @@ class Loss:
     """How a choice lost its worker."""
 
     avoid: tuple[str, ...]
-    """Where it doesn't go next, the first that leaves workers for it: of a hand-off that failed
-    either end can be the cause."""
+    """Where it doesn't go next: of a hand-off that failed either end can be the cause. If there are
+    no other workers for it, one of them is avoided, the first that leaves some."""
     weights: Weights
     """The worker's: a restarted one may have others."""
     error: ServingError
@@ -209,10 +209,11 @@ class Successor:
 def _planned(
     plan: Callable[[RoutingRequest], Plan], asked: RoutingRequest, avoid: Sequence[str]
 ) -> Plan:
-    *first, last = avoid
-    for address in first:
+    tried = [avoid, *((address,) for address in avoid)] if len(avoid) > 1 else [avoid]
+    *first, last = tried
+    for addresses in first:
         with contextlib.suppress(ServingError):
-            return plan(changed(asked, {"avoid": address}))
+            return plan(changed(asked, {"avoid": addresses}))
     return plan(changed(asked, {"avoid": last}))
 
 

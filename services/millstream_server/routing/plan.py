@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from millstream_server.control.engine import Role
@@ -36,8 +36,8 @@ class RoutingRequest:
     cache_salt: str = ""
     """Separates KV caches, as `GenerationRequest.cache_salt`."""
     priority: Priority = Priority.NORMAL
-    avoid: str = ""
-    """Address of a worker that it must not go to; empty: none."""
+    avoid: Collection[str] = ()
+    """Addresses of workers that it must not go to."""
     weights: Weights | None = None
     """Only workers with these take it, since it goes on there; None: any of the model."""
     resumes: bool = False

@@ -201,7 +201,7 @@ class Router:
         views = [
             view
             for view in self._views
-            if view.address != request.avoid
+            if view.address not in request.avoid
             and weights_of(view) == weights
             and (not request.resumes or _resumes(view))
             and (not request.adapter or request.adapter in adapters_of(view))

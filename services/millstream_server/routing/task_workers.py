@@ -73,7 +73,9 @@ class TaskWorkers:
         fit = [
             view
             for view in views
-            if view.description and view.address != request.avoid and able(view.description.engine)
+            if view.description
+            and view.address not in request.avoid
+            and able(view.description.engine)
         ]
         place = self.policies[role].pick(request, fit)
         if place is None or place.worker.description is None:

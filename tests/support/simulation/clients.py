@@ -180,18 +180,18 @@ class Clients:
         connection = Connection(transport, Retry(attempts=6))
         try:
             stream = self._asked(connection, talk)
-            while (message := await stream.read()) is not None:
-                self._note(number, message)
-                answer.take(message)
-                if request.read_pause_s:
-                    await asyncio.sleep(request.read_pause_s)
-            result = stream.result
-            answer.resumed = bool(result.resumed_after)
+            try:
+                while (message := await stream.read()) is not None:
+                    self._note(number, message)
+                    answer.take(message)
+                    if request.read_pause_s:
+                        await asyncio.sleep(request.read_pause_s)
+            finally:
+                answer.resumed = bool(stream.result.resumed_after)
             if answer.resumed and answer.finished:
                 answer.started = 1
-                answer.finished[-1].usage.CopyFrom(result.usage)
+                answer.finished[-1].usage.CopyFrom(stream.result.usage)
         except MillstreamError as error:
-            answer.resumed = bool(stream.result.resumed_after)
             code = Code[error.code.name] if error.code else Code.UNAVAILABLE
             return End(code, str(error), error.reason)
         finally:

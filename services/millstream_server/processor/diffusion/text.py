@@ -180,7 +180,7 @@ class _TextRequest:
                     model=request.model,
                     token_ids=request.token_ids,
                     adapter=request.adapter,
-                    avoid=self._address,
+                    avoid=(self._address,),
                 )
             )
             (leg,) = plan.legs
