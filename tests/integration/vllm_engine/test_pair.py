@@ -66,7 +66,7 @@ async def test_greedy_equals_transformers(pair: Pair, expected: list[list[int]])
 
 
 async def test_workers_keep_all_cores(pair: Pair) -> None:
-    """vLLM would bind both to one core (`engines/vllm/nixl_on_cpu.py`)."""
+    """vLLM would bind both to one core (`engines/vllm/worker_on_cpu.py`)."""
     for engine in (pair.prefill, pair.decode):
         built, _ = engine.engine._lifetime.ready()
         for pid in built.pids():

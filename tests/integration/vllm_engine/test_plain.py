@@ -140,6 +140,23 @@ async def test_a_seed_repeats_also_in_a_batch(plain: Started, seed: int) -> None
     assert all(sink.token_ids == alone.token_ids for sink in batch)
 
 
+async def test_a_seed_repeats_for_prompts_that_are_computed_in_parts(plain: Started) -> None:
+    """On a CPU vLLM itself ends: its generators there have no offset to be turned back by."""
+    prompts = [[(17 * n + 3 * i) % 900 + 50 for i in range(LONG)] for n in range(6)]
+    assert plain.info.max_batched_tokens < len(prompts) * LONG
+
+    def drawn(ids: list[int]) -> CollectingSink:
+        return plain.submit(generation(ids, temperature=1.0, seed=3, ignore_eos=True))
+
+    together = [drawn(ids) for ids in prompts]
+    for sink in together:
+        await result(sink)
+    for ids, sink in zip(prompts, together, strict=True):
+        alone = drawn(ids)
+        await result(alone)
+        assert alone.token_ids == sink.token_ids
+
+
 async def test_without_a_seed_answers_differ(plain: Started) -> None:
     def drawn() -> CollectingSink:
         return plain.submit(generation(PROMPTS[6], temperature=1.5, ignore_eos=True))

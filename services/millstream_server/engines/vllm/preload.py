@@ -6,14 +6,14 @@ import importlib
 import os
 
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.vllm import nixl_on_cpu
+from millstream_server.engines.vllm import worker_on_cpu
 from millstream_server.runtime.forking.preload import Preload
 
 
 def _before() -> None:
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # read when PyTorch is imported
     torch_on_cpu.prepare()
-    nixl_on_cpu.install()
+    worker_on_cpu.install()
 
 
 def _after() -> None:
