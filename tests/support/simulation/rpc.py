@@ -20,7 +20,11 @@ from millstream_server.runtime.rpc.status import DETAILS_KEY, to_trailers
 from tests.support.simulation.network import BrokenError, Link, Network, Pipe
 
 _RECONNECT_S = 0.1
-_LOST = CallError(Code.UNAVAILABLE, "Socket closed")
+
+
+def _lost() -> CallError:
+    """Make a new one each time: one that is raised again keeps the frames of all times before."""
+    return CallError(Code.UNAVAILABLE, "Socket closed")
 
 
 @dataclass(frozen=True)
@@ -162,8 +166,8 @@ class SimulatedStream:
         try:
             item = await self.responses.get()
         except BrokenError:
-            self._over, self._end = True, _LOST
-            raise _LOST from None
+            self._over, self._end = True, _lost()
+            raise _lost() from None
         if isinstance(item, Status):
             self._over = True
             if item.code is Code.OK:
@@ -176,7 +180,7 @@ class SimulatedStream:
         try:
             await self.requests.put(message.SerializeToString())
         except BrokenError:
-            raise _LOST from None
+            raise _lost() from None
 
     async def done_writing(self) -> None:
         self.requests.tell(HalfClose)
