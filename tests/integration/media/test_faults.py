@@ -194,7 +194,7 @@ async def fetching(suite: MediaProcesses) -> AsyncIterator[Fetching]:
             async def leased() -> bool:
                 return await metric(encode, "millstream_encode_leases") == 1
 
-            await until(leased)  # and its chat waits for the one before it
+            await until(leased, 30)  # and its chat waits for the one before it
             clients = clients_of(encode.port)
             assert encode.process is not None
             encode.process.send_signal(signal.SIGSTOP)
