@@ -41,8 +41,8 @@ def wrong_talk(talk: Talk, scenario: Scenario, text: TextModel) -> list[str]:
             wrong.append("it was cancelled, and nobody had asked for that")
         found += [f"answer {number}: {what}" for what in wrong]
         for finished in answer.finished:
-            ways = (wrong_way(course.knobs, scenario.machine, d) for d in finished.redispatches)
-            found += filter(None, ways)
+            knobs, machine = talk.request.knobs, scenario.machine
+            found += filter(None, (wrong_way(knobs, machine, d) for d in finished.redispatches))
     return found
 
 
