@@ -17,6 +17,8 @@ from typing import Any
 
 _CORE = "vllm.v1.engine.core"
 _NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler"
+_QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
+_RECHECK_MS = 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,11 +39,25 @@ def run(*args: Any, **kwargs: Any) -> None:
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():  # it had ended before the request
             sys.exit(1)
+    recheck_queues()
     _ignore_late_transfers()
     if kwargs["vllm_config"].kv_transfer_config is not None:
         _end_without_side_channel()
     module: Any = importlib.import_module(_CORE)
     module.EngineCoreProc.run_engine_core(*args, **kwargs)
+
+
+def recheck_queues() -> None:
+    """Let who waits for a message between core and workers look for it itself, often enough.
+
+    Behind a pause of a second vLLM's readers sleep until they are told of a message, by a socket
+    that may drop that, and look again only after five seconds: on a busy machine the first hand-off
+    took that long, or a multiple, up to its failure. Forked workers inherit this.
+    """
+    queues: Any = importlib.import_module(_QUEUES)
+    if not hasattr(queues, "SHM_READER_RECHECK_INTERVAL_MS"):
+        raise RuntimeError("vLLM's message queues have changed: look at how their readers wait.")
+    queues.SHM_READER_RECHECK_INTERVAL_MS = _RECHECK_MS
 
 
 def _end_without_side_channel() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from millstream_server.engines.vllm.core_process import recheck_queues
+
 _AGENTS = "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
 _MOST_HANDSHAKES = 3
 _MOST_EARLY = 10_000
@@ -151,3 +153,4 @@ def _empty_registration(connector: Any, core_id: str, peer: Mapping[str, Any]) -
 
 if "vllm" in sys.modules:  # a worker of vLLM's imports this, not a test without vLLM
     lock_nixl()
+    recheck_queues()  # it may have been spawned
