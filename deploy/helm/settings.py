@@ -17,7 +17,6 @@ from millstream_server.decode.app import DecodeSettings
 from millstream_server.diffusion.worker.app import MediaDiffusionSettings
 from millstream_server.diffusion.worker.launch import KindSettings
 from millstream_server.diffusion.worker.text import TextDiffusionSettings
-from millstream_server.door.settings import DoorSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.generation.worker.settings import WorkerSettings
@@ -28,7 +27,6 @@ from millstream_server.runtime.settings.show import schema
 FILES = Path(__file__).parent / "millstream" / "files"
 ROLES: dict[str, tuple[type[Any], ...]] = {
     "processor": (ProcessorSettings,),
-    "door": (DoorSettings,),
     "encode": (EncodeSettings,),
     "prefill": (WorkerSettings,),
     "decode": (DecodeSettings,),

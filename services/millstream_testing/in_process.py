@@ -62,11 +62,6 @@ CONTEXT_LENGTH = 512
 KEY = TicketKey(bytes(range(32)))
 MAX_ITEM_BYTES = 4 << 20
 
-InFront = Callable[[str, Tracing | None], contextlib.AbstractAsyncContextManager[int]]
-in_front: InFront | None = None
-"""Serves HTTP in front of the Processor at an address, on the port that it returns; None: the
-Processor does it itself."""
-
 ALPHABET = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
 """For the tokenizer of `alphabet_model`."""
 
@@ -265,9 +260,7 @@ async def processor(
                 await until(
                     lambda: sum(sum(router.connected(m).values()) for m in models) == len(workers)
                 )
-            own = contextlib.nullcontext(port)
-            async with in_front(f"127.0.0.1:{port}", tracing) if in_front else own as seen:
-                yield InProcessProcessor(server, seen, channel, core, router, pacer)
+            yield InProcessProcessor(server, port, channel, core, router, pacer)
         finally:
             health.cancel()
             await server.stop(0)

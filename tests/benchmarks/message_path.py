@@ -103,7 +103,7 @@ class _Core:
     end_call = begin_call
 
     async def complete(
-        self, completion: Any, _caller: object, call: Any, output: TurnOutput[Turn]
+        self, completion: Any, _caller: object, call: Any, output: TurnOutput
     ) -> Turn:
         asked: Options = completion.options
         request = GenerationRequest(

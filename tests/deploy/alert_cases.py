@@ -176,10 +176,7 @@ SHORT = [
         "warning",
         10,
         {'millstream_discovery_source_failing{pod="p", source="workers"}': "1x20"},
-        {
-            'millstream_discovery_source_failing{pod="p", source="workers"}': "0x20",
-            'millstream_discovery_source_failing{component="door", source="processors"}': "1x20",
-        },
+        {'millstream_discovery_source_failing{pod="p", source="workers"}': "0x20"},
         {"pod": "p", "source": "workers"},
     ),
     Case(

@@ -38,7 +38,7 @@ ON = {
 REASONS = {kind.reason for kind in vars(errors).values() if hasattr(kind, "reason")}
 VALUES: Mapping[str, set[str]] = {
     "role": {role.value for role in Role},
-    "component": {role.value for role in Role} - {"aggregated"} | {"processor", "door"},
+    "component": {role.value for role in Role} - {"aggregated"} | {"processor"},
     "priority": {priority.name.lower() for priority in Priority},
     "error_type": REASONS | {"ABANDONED", ""},
     "outcome": REASONS | {"ABANDONED", "ok", "broken"},

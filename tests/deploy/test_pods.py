@@ -50,7 +50,7 @@ def test_the_kubelet_speaks_tls_only_where_no_certificate_is_asked_for(render: R
     values = {"security": {"tls": {"probes": True}}}
     for pool in rendered_pools(render("all", values=values)):
         for probe in probes(pool).values():
-            if pool.role in {"processor", "door"}:
+            if pool.role == "processor":
                 assert (probe["port"], probe["mode"]) == (50051, "TLS")
                 assert "health_listen" not in pool.config
             else:
@@ -308,9 +308,9 @@ def test_certificates_follow_the_graph_of_roles(render: Render) -> None:
         for one in objects(manifests, "Certificate")
     }
     graph = {"encode": {"processor", "prefill", "decode"}}
-    processor, door = (pool_of(manifests, role).config for role in ("processor", "door"))
+    processor = pool_of(manifests, "processor").config
     for pool in rendered_pools(manifests):
-        if pool.role in {"processor", "door"}:
+        if pool.role == "processor":
             assert "allowed_peers" not in pool.config
             continue
         # Only the roles that may call have a name that is let in.
@@ -325,9 +325,6 @@ def test_certificates_follow_the_graph_of_roles(render: Render) -> None:
             assert pool.config["encode_tls_name"] in names["encode"]
     for name in ("suite-millstream-processor.inference.svc", "millstream.example.com", "localhost"):
         assert name in names["processor"]
-    for name in ("suite-millstream-door.inference.svc", "millstream.example.com", "localhost"):
-        assert name in names["door"]
-    assert door["processor_tls_name"] in names["processor"]
 
 
 # ---- services and rollouts

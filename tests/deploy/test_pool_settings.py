@@ -13,7 +13,6 @@ import yaml
 from millstream_server.decode.app import DecodeSettings
 from millstream_server.diffusion.worker.app import MediaDiffusionSettings
 from millstream_server.diffusion.worker.text import TextDiffusionSettings
-from millstream_server.door.settings import DoorSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.generation.worker.settings import WorkerSettings
@@ -27,7 +26,6 @@ from tests.support.processes import forked
 Render = Callable[..., list[Manifest]]
 SETTINGS: dict[str, type[ServiceSettings]] = {
     "processor": ProcessorSettings,
-    "door": DoorSettings,
     "encode": EncodeSettings,
     "prefill": WorkerSettings,
     "decode": DecodeSettings,

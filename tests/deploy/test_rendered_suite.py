@@ -21,7 +21,6 @@ SECURED: dict[str, Any] = {
         "tls": {"enabled": True, "certManager": {"issuerRef": {"name": "ca"}}},
         "apiKeys": {"enabled": True},
     },
-    "door": {"enabled": True, "replicas": 1},
 }
 NAME = f"{RELEASE}-millstream"
 
@@ -37,7 +36,7 @@ async def test_a_rendered_suite_passes_the_check_of_helm_test(
         check = made.container("check", pod)
         _millstream, command, address, *flags = check.spec["args"]
         resolver = target.rpartition("/")[0]
-        answer = await _through_the_door(made)
+        answer = await _over_https(made)
         code, printed = await check.run(
             Path(sys.executable).with_name("millstream"),
             *(command, f"{resolver}/{address}", *map(check.local, flags)),
@@ -48,9 +47,9 @@ async def test_a_rendered_suite_passes_the_check_of_helm_test(
     assert answer.json()["choices"][0]["message"]["content"] == "ABC"
 
 
-async def _through_the_door(made: Cluster) -> httpx.Response:
-    """Ask over HTTPS, by the name of the door's service and with the generated key."""
-    (pod,) = made.pods("door")
+async def _over_https(made: Cluster) -> httpx.Response:
+    """Ask over HTTPS, by the name of the Processor's service and with the generated key."""
+    (pod,) = made.pods("processor")
     key = made.objects.secrets[f"{NAME}-api-keys"]["default"]
     trust = ssl.create_default_context(cadata=made.authority.pem.decode())
     async with httpx.AsyncClient(verify=trust, trust_env=False, timeout=60) as client:
@@ -62,5 +61,5 @@ async def _through_the_door(made: Cluster) -> httpx.Response:
                 "messages": [{"role": "user", "content": "hi"}],
                 "max_tokens": 3,
             },
-            extensions={"sni_hostname": f"{NAME}-door.{NAMESPACE}.svc"},
+            extensions={"sni_hostname": f"{NAME}-processor.{NAMESPACE}.svc"},
         )

@@ -121,7 +121,6 @@ def test_every_option_of_the_contract_is_read() -> None:
         adapter="a",
         session="s",
         cache_salt="c",
-        describe_start=True,
     )
     assert {field.name for field, _ in message.ListFields()} == set(
         message.DESCRIPTOR.fields_by_name

@@ -13,7 +13,6 @@ import pytest
 from millstream_server.decode.app import DecodeSettings
 from millstream_server.diffusion.worker.app import MediaDiffusionSettings
 from millstream_server.diffusion.worker.text import TextDiffusionSettings
-from millstream_server.door.settings import DoorSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.generation.worker.settings import WorkerSettings
@@ -77,7 +76,6 @@ def _default(f: dataclasses.Field[Any]) -> str:
         ),
         (f"{_SERVICES}/embedding/README.md", EmbeddingSettings, HostSettings),
         (f"{_SERVICES}/processor/README.md", ProcessorSettings, ServiceSettings),
-        (f"{_SERVICES}/door/README.md", DoorSettings, ServiceSettings),
     ],
 )
 def test_every_setting_is_documented_and_no_other(
@@ -96,7 +94,6 @@ def test_no_page_names_a_setting_that_does_not_exist() -> None:
             EncodeSettings,
             EmbeddingSettings,
             ProcessorSettings,
-            DoorSettings,
             TextDiffusionSettings,
         )
         for f in declared(cls)

@@ -67,8 +67,6 @@ class Options:
     """Requests with the same one go to the same worker; empty: no preference."""
     cache_salt: str = ""
     """Requests with different ones share no KV cache."""
-    describe_start: bool = False
-    """The first message says how the turn is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

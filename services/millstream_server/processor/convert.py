@@ -49,10 +49,7 @@ _ROLES = {
 }
 _TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
 SAME_NAME = frozenset(
-    (
-        *("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt"),
-        "describe_start",
-    )
+    ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
 )
 """Options whose field has the same name and value here."""
 _IN_SLOTS = (
@@ -276,7 +273,6 @@ def untokenized_from_proto(request: processor_pb2.TokenizeRequest) -> Untokenize
         tools=tools_from_proto(conversation.tools, paths.tools),
         answers=AnswerOptions(
             switches=switches_from_proto(conversation.reasoning, "conversation.reasoning"),
-            if_known=conversation.reasoning.if_supported,
         ),
         paths=paths,
     )

@@ -13,7 +13,6 @@ _EVENTS = {
     processor_pb2.CHAT_OUTPUT_UNSPECIFIED: False,
     processor_pb2.CHAT_OUTPUT_TEXT: False,
     processor_pb2.CHAT_OUTPUT_EVENTS: True,
-    processor_pb2.CHAT_OUTPUT_WHERE_NEEDED: None,
 }
 _TOOL_CHOICES = frozenset(
     (
@@ -53,7 +52,7 @@ def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
     events = _EVENTS[start.output]
     mode = start.tool_choice.mode
     one_call = start.HasField("parallel_tool_calls") and not start.parallel_tool_calls
-    if events is False and (field := _needs_events(start)):
+    if not events and (field := _needs_events(start)):
         raise InvalidRequestError.of(f"start.{field}", "needs output CHAT_OUTPUT_EVENTS")
     if _reads_reasoning(start):
         events = True
@@ -67,7 +66,6 @@ def answers_from_proto(start: processor_pb2.ChatStart) -> AnswerOptions:
         reasoning_tokens=_reasoning_tokens(start.reasoning),
         continues=start.continue_final_message,
         switches=switches_from_proto(start.reasoning, "start.reasoning"),
-        if_known=start.reasoning.if_supported,
     )
 
 

@@ -67,7 +67,7 @@ class ProcessorCore:
         said: UserTurn,
         caller: Caller,
         call: Call,
-        output: TurnOutput[Turn],
+        output: TurnOutput,
     ) -> Turn:
         """Start a turn of ``conversation``, whose ``output`` goes to ``call``.
 
@@ -125,7 +125,7 @@ class ProcessorCore:
         return prepared
 
     async def complete(
-        self, completion: Completion, caller: Caller, call: OutputCall, output: TurnOutput[Turn]
+        self, completion: Completion, caller: Caller, call: OutputCall, output: TurnOutput
     ) -> Turn:
         """Start a completion, whose ``output`` goes to ``call``.
 
@@ -186,7 +186,7 @@ class ProcessorCore:
         asked: FrontRequest,
         *,
         call: OutputCall,
-        output: TurnOutput[Turn],
+        output: TurnOutput,
         media: TurnMedia | None = None,
         reading: Reading | None = None,
         session: tuple[str, ...] = (),

@@ -7,8 +7,9 @@ scores use the same one; each ability's own path says what is done in its ``with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,7 +18,6 @@ from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.losses import LOSSES, count_from_zero
 from millstream_server.processor.models import Models
-from millstream_server.processor.open_calls import MAX_HELD_BYTES, OpenCalls
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import (
     NO_SPAN,
@@ -28,13 +28,16 @@ from millstream_server.processor.telemetry import (
 from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     DeadlinePassedError,
     InvalidRequestError,
     ServingError,
+    UnavailableError,
 )
 from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
@@ -44,13 +47,14 @@ log = get_log(__name__)
 
 _MAX_LOGGED_ID = 128
 """A longer one will be refused."""
+MAX_HELD_BYTES = 512 << 20
 
 
 CallT = TypeVar("CallT", bound=SlotCall[Any, Any])
 
 
-class Front(OpenCalls):
-    """What a Processor's requests share; one per process."""
+class Front:
+    """What a Processor's calls and requests share; one per process."""
 
     def __init__(
         self,
@@ -62,8 +66,18 @@ class Front(OpenCalls):
         max_held_bytes: int = MAX_HELD_BYTES,
         redispatch: bool = True,
     ) -> None:
-        """Serve ``models`` on the workers that ``router`` picks; others if one is lost."""
-        super().__init__(max_held_bytes)
+        """Serve ``models`` on the workers that ``router`` picks; others if one is lost.
+
+        Requests on slot streams, and answers that are put together, may take ``max_held_bytes``
+        together. Messages of other RPCs count until the RPC ends (`runtime.rpc.limits`). A slot
+        stream may stay open for days, so its requests count until they end.
+        """
+        self.work = OpenWork()
+        self.held = Ledger(
+            max_held_bytes,
+            busy="the server is busy: open requests hold {used} of the {most} bytes it has for "
+            "them, and this one needs {amount}; retry later",
+        )
         self.models = models
         self.router = router
         self.limits = limits
@@ -77,6 +91,36 @@ class Front(OpenCalls):
         self.positions = {
             name: Positions(queue, self._outstanding(name)) for name, queue in self.queues.items()
         }
+
+    def begin_call(self, on_drain: Callable[[], None] | None = None) -> None:
+        """Count an RPC as open until `end_call`.
+
+        ``on_drain`` is called if the server begins to shut down.
+
+        Raises:
+            UnavailableError: this process is shutting down. Turns admitted before still run.
+        """
+        if self.work.refusing:
+            raise UnavailableError(
+                "this server is shutting down; retry on another one", retry_delay_s=0.1
+            )
+        self.work.begin(on_drain)
+
+    def end_call(self, on_drain: Callable[[], None] | None = None) -> None:
+        self.work.end(on_drain)
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Count an RPC as open during a ``with`` block.
+
+        Raises:
+            UnavailableError: this process is shutting down.
+        """
+        self.begin_call()
+        try:
+            yield
+        finally:
+            self.end_call()
 
     def count(self, error: BaseException | None) -> None:
         """Count an end in the load reports, but not what is the client's fault."""

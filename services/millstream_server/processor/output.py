@@ -25,14 +25,14 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream_server.links.unread import overflow
 from millstream_server.processor.choice import MOST_TOKENS, Delta
-from millstream_server.processor.pulled import PulledTurn
 from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 
 if TYPE_CHECKING:
+    from millstream_server.processor.turn import Turn
     from millstream_server.runtime.errors import ServingError
 
 _PERIOD_S = 0.02
@@ -114,10 +114,7 @@ class OutputCall(Protocol):
         """See `Call`."""
 
 
-TurnT_contra = TypeVar("TurnT_contra", bound=PulledTurn, contravariant=True)
-
-
-class TurnOutput(Generic[TurnT_contra]):
+class TurnOutput:
     """When a turn's output is sent, and what waits for a client that doesn't read.
 
     Order of calls: `begin`; `Call.send_from` with it, until `over`; `close` always. A
@@ -128,11 +125,11 @@ class TurnOutput(Generic[TurnT_contra]):
                  "_starting", "_timer", "_turn", "_unread", "caller_key", "gathers",
                  "longest_interval_s", "over", "scheduled")  # fmt: skip
 
-    def begin(self, turn: TurnT_contra, call: OutputCall) -> None:
+    def begin(self, turn: Turn, call: OutputCall) -> None:
         """Send the output of ``turn`` on ``call``; nothing is sent yet."""
         self.caller_key: Hashable = call.caller_key
         self._call = call
-        self._turn: TurnT_contra | None = turn
+        self._turn: Turn | None = turn
         """None after its end: it knows this object."""
         self._choices = turn.choices
         self.over = False
@@ -200,7 +197,7 @@ class TurnOutput(Generic[TurnT_contra]):
             self._starting = False
             self._pacer.starting -= 1
 
-    def _end(self, turn: TurnT_contra) -> None:
+    def _end(self, turn: Turn) -> None:
         """Note that the last message is made: it can't be taken back.
 
         Raises:
@@ -249,7 +246,7 @@ class TurnOutput(Generic[TurnT_contra]):
             self._call.fail(error)
 
 
-class PulledOutput(TurnOutput[TurnT_contra], ABC):
+class PulledOutput(TurnOutput, ABC):
     """A turn's output in messages of some kind; a `runtime.rpc.call.Source`."""
 
     __slots__ = ("_first_token_sent", "_parts_left", "_quick")
@@ -272,7 +269,7 @@ class PulledOutput(TurnOutput[TurnT_contra], ABC):
 
     @abstractmethod
     def _of(
-        self, deltas: Sequence[Delta], turn: TurnT_contra, *, complete: bool
+        self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
     ) -> tuple[Any] | Iterator[Any]:
         """Make one message, or None in its place, or, of large output, several.
 
@@ -305,7 +302,7 @@ class PulledOutput(TurnOutput[TurnT_contra], ABC):
             return self._of_text(*choice.take_text())
         return self._next(turn)
 
-    def _next(self, turn: TurnT_contra) -> Any:
+    def _next(self, turn: Turn) -> Any:
         """Make any message; that of a token takes less time."""
         if self._drops and turn.error:
             raise turn.error
@@ -337,7 +334,7 @@ class PulledOutput(TurnOutput[TurnT_contra], ABC):
             self.send_now()
         return message
 
-    def _take(self, turn: TurnT_contra) -> list[Delta]:
+    def _take(self, turn: Turn) -> list[Delta]:
         failed = turn.error is not None
         taken = [choice.take(failed=failed) for choice in self._choices]
         deltas = [delta for delta in taken if delta is not None]

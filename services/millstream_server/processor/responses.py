@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -94,7 +93,7 @@ def _groups(entries: list[M]) -> list[list[M]]:
     return groups
 
 
-class Messages(PulledOutput["Turn"]):
+class Messages(PulledOutput):
     """A turn's output as messages of Chat or Complete; a `runtime.rpc.call.Source`."""
 
     __slots__ = ("_choice", "_filled", "_kind", "_notice", "_number", "_started", "_uses_left")
@@ -158,8 +157,6 @@ class Messages(PulledOutput["Turn"]):
             self._started, started = True, message.started
             started.request_id = turn.request.request_id
             started.model = turn.request.model
-            if turn.options.describe_start:
-                _describe(started, turn)
         if self._notice is not None and self._notice():
             message.draining.SetInParent()
         if choices:
@@ -208,18 +205,6 @@ class Messages(PulledOutput["Turn"]):
                 reason=errors_pb2.ErrorReason.Value("ERROR_REASON_" + each.reason),
                 way=processor_pb2.RedispatchWay.Value("REDISPATCH_WAY_" + each.way.value),
             )
-
-
-def _describe(started: processor_pb2.TurnStarted, turn: Turn) -> None:
-    """Say how a turn is run."""
-    usage = turn.usage()
-    started.prompt_tokens, started.media_tokens = usage.prompt_tokens, usage.media_tokens
-    started.output = (
-        processor_pb2.CHAT_OUTPUT_EVENTS if turn.reading else processor_pb2.CHAT_OUTPUT_TEXT
-    )
-    started.reasoning_set = turn.switched
-    sampling = turn.request.sampling
-    from_worker.write_sampling(started.sampling, replace(sampling, constraint=None, logit_bias={}))
 
 
 def _prompt_logprobs(turn: Turn) -> Sequence[TokenLogprob]:

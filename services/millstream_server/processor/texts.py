@@ -39,8 +39,6 @@ class UntokenizedChat:
     answers: AnswerOptions
     """Only what the template is told counts."""
     paths: ConversationPaths
-    with_bytes: bool = False
-    """`Tokens.bytes_of` is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +61,8 @@ class Texts:
         self._router = router
         self._prompts = prompts
 
-    async def of_text(
-        self, model: str, text: str, *, special_tokens: bool, with_bytes: bool = False
-    ) -> Tokens:
-        """Tokenize a text; ``with_bytes`` for `Tokens.bytes_of`, which else may know nothing.
+    async def of_text(self, model: str, text: str, *, special_tokens: bool) -> Tokens:
+        """Tokenize a text.
 
         Raises:
             ServingError: the model isn't served, has no tokenizer, or too much text work waits.
@@ -98,7 +94,7 @@ class Texts:
         _, found = self._models.text(model)
         return await self._prompts.detokenize(found, ids, special_tokens=special_tokens)
 
-    async def models(self) -> Sequence[ListedModel]:
+    def models(self) -> Sequence[ListedModel]:
         """List what is served, by name."""
         return [
             ListedModel(

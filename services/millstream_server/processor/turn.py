@@ -65,7 +65,7 @@ class Turn:
         parts: TurnParts,
         *,
         call: OutputCall,
-        output: TurnOutput[Turn],
+        output: TurnOutput,
         telemetry: TurnTelemetry,
         continuation: bool = False,
         media: TurnMedia | None = None,

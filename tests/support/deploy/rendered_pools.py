@@ -10,7 +10,7 @@ import yaml
 
 from tests.support.deploy.deploy_tools import Manifest, objects
 
-ROLES = ("processor", "door", "encode", "prefill", "decode", "diffusion", "embedding")
+ROLES = ("processor", "encode", "prefill", "decode", "diffusion", "embedding")
 
 
 @dataclass(frozen=True)

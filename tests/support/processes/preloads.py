@@ -37,7 +37,6 @@ SERVICES = Preload(
         "millstream_server.cli.chat",
         "millstream_server.cli.main",
         "millstream_server.decode.app",
-        "millstream_server.door.app",
         "millstream_server.engines.simulated.engine",
         "millstream_server.processor.app",
         "millstream_server.processor.settings",

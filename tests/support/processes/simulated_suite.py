@@ -111,12 +111,6 @@ class SimulatedSuite:
         }
         return self._add(name, "processor", {**settings, **flags})
 
-    def add_door(self, name: str, **flags: object) -> ServiceProcess:
-        """Add one in front of all Processors added so far."""
-        addresses = ",".join(processor.address for processor in self.processors.values())
-        settings = {"processors": addresses, "log_level": "info"}
-        return self._add(name, "door", {**settings, **flags})
-
     def _add(self, name: str, module: str, flags: Mapping[str, object]) -> ServiceProcess:
         log = self.folder / f"{name}.log"
         service = ServiceProcess(

@@ -55,14 +55,6 @@ class SpanLog:
         (span,) = (span for span in self.ended if span.name == name)
         return span
 
-    def is_below(self, span: ReadableSpan, other: ReadableSpan) -> bool:
-        """Whether ``other`` is a parent of ``span``, or of a parent that has ended."""
-        ended = {id_of(each): each for each in self.ended}
-        above = parent_of(span)
-        while above is not None and above != id_of(other) and above in ended:
-            above = parent_of(ended[above])
-        return above == id_of(other)
-
 
 def id_of(span: ReadableSpan) -> int:
     assert span.context is not None

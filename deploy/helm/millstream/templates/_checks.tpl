@@ -40,7 +40,7 @@ each as a sentence that says what to change. A check's template writes one line 
 {{ $pool.path }}.model is {{ $pool.model | quote }}, which isn't in `models` ({{ keys $root.Values.models | sortAlpha | join ", " | default "empty" }}); add it there, or name one of those
 {{- end -}}
 {{- else if or $pool.model $pool.gpu.resource $pool.rdma.enabled (gt (int $pool.parallelism.nodes) 1) }}
-{{ $pool.path }}: the {{ eq $pool.role "door" | ternary "door" "Processor" }} has no model, GPU, RDMA device or nodes of its own; remove `model`, `gpu`, `rdma` and `parallelism` there
+{{ $pool.path }}: the Processor has no model, GPU, RDMA device or nodes of its own; remove `model`, `gpu`, `rdma` and `parallelism` there
 {{- end -}}
 {{- end -}}
 {{- if not $workers }}
@@ -57,7 +57,6 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
   "health_listen" "it is set with security.tls.enabled"
   "models" "it is made of `models` and the pools"
   "workers" "add discovery.extraWorkers"
-  "processors" "it is this release's Processors"
   "model_path" "it is made of `models`"
   "model_name" "set servedName of the model"
   "engine_args" "set engineArgs of the pool"
@@ -76,7 +75,7 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{- range $name, $value := include "millstream.flatten" (omit $pool.settings "engine_args" "models") | fromYaml -}}
 {{- if hasKey $instead $name }}
 {{ $pool.path }}.settings.{{ $name }} can't be set here: {{ index $instead $name }}
-{{- else if or (hasPrefix "tls_" $name) (hasPrefix "worker_tls_" $name) (hasPrefix "encode_tls_" $name) (hasPrefix "processor_tls_" $name) }}
+{{- else if or (hasPrefix "tls_" $name) (hasPrefix "worker_tls_" $name) (hasPrefix "encode_tls_" $name) }}
 {{ $pool.path }}.settings.{{ $name }} can't be set here: set security.tls
 {{- end -}}
 {{- end -}}
@@ -326,34 +325,21 @@ security.tls.clientCaSecret and allowedClients need security.tls.requireClientCe
 {{- end -}}
 
 {{- define "millstream.checkService" -}}
-{{- range $name := list "processor" "door" -}}
-{{- include "millstream.checkServiceOf" (dict "root" $ "role" $name "service" (index $.Values $name).service) -}}
-{{- end -}}
-{{- if and .Values.door.enabled (not .Values.processor.enabled) }}
-door.enabled is true, and there is no Processor that it could call; set processor.enabled=true
-{{- end -}}
-{{- if and .Values.door.enabled (or .Values.security.tls.clientFacingSecret .Values.security.tls.clientCaSecret) }}
-door.enabled is true, and clients of Processors need certificates of another CA than the suite's; remove security.tls.clientFacingSecret and clientCaSecret, or run the door outside of this release
-{{- end -}}
-{{- end -}}
-
-{{/* Takes (dict "root" $ "role" "processor" "service" its service). */}}
-{{- define "millstream.checkServiceOf" -}}
-{{- $service := .service -}}
+{{- $service := .Values.processor.service -}}
 {{- if eq $service.type "ClusterIP" -}}
 {{- range $name := list "nodePort" "externalTrafficPolicy" -}}
 {{- if index $service $name }}
-{{ $.role }}.service.{{ $name }} is set, and the type is ClusterIP; set {{ $.role }}.service.type to NodePort or LoadBalancer, or remove it
+processor.service.{{ $name }} is set, and the type is ClusterIP; set processor.service.type to NodePort or LoadBalancer, or remove it
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and (ne $service.type "ClusterIP") .root.Values.networkPolicy.enabled (not (include "millstream.clientBlocks" .root)) }}
-{{ $.role }}.service.type is {{ $service.type }}, and networkPolicy.clients lets no addresses in, only pods; add an ipBlock: with externalTrafficPolicy=Local your clients' addresses (loadBalancerSourceRanges are let in then), else those of the nodes, or of the load balancer
+{{- if and (ne $service.type "ClusterIP") .Values.networkPolicy.enabled (not (include "millstream.clientBlocks" .)) }}
+processor.service.type is {{ $service.type }}, and networkPolicy.clients lets no addresses in, only pods; add an ipBlock: with externalTrafficPolicy=Local your clients' addresses (loadBalancerSourceRanges are let in then), else those of the nodes, or of the load balancer
 {{- end -}}
 {{- if ne $service.type "LoadBalancer" -}}
 {{- range $name := list "loadBalancerClass" "loadBalancerSourceRanges" -}}
 {{- if index $service $name }}
-{{ $.role }}.service.{{ $name }} is set, and the type is {{ $service.type }}; set {{ $.role }}.service.type to LoadBalancer, or remove it
+processor.service.{{ $name }} is set, and the type is {{ $service.type }}; set processor.service.type to LoadBalancer, or remove it
 {{- end -}}
 {{- end -}}
 {{- end -}}

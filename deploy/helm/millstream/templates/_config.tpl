@@ -16,10 +16,6 @@ is there once. Takes (dict "root" $ "pool" $pool).
 {{- $settings = merge $settings (include "millstream.tlsSettings" . | fromYaml) -}}
 {{- if $pool.worker -}}
 {{- $settings = merge $settings (include "millstream.workerSettings" . | fromYaml) -}}
-{{- else if eq $pool.role "door" -}}
-{{- $service := include "millstream.fit" (list .root "processors") -}}
-{{- $processors := printf "dns:%s.%s.svc.%s:50051" $service .root.Release.Namespace .root.Values.clusterDomain -}}
-{{- $settings = merge $settings (dict "processors" (list $processors)) -}}
 {{- else -}}
 {{- $settings = merge $settings (include "millstream.processorSettings" . | fromYaml) -}}
 {{- end -}}

@@ -97,14 +97,14 @@ volumeMounts:
 {{/*
 Native gRPC probes by service name. Startup and readiness ask for the role's service: a worker that
 loads, is stuck or drains gets nothing new, and isn't killed. Liveness only asks whether the process
-responds. The Processor's own service is SERVING while every model has its workers, and the door, which
-has no service but the whole server, while a Processor is. Their start doesn't wait for that, or they
-would be restarted while a large model loads. Their readiness does with one model; with several, one
-model without workers must not take the others away, so they are asked whether they take requests at all.
+responds. The Processor's own service is SERVING while every model has its workers. Its start doesn't
+wait for that, or it would be restarted while a large model loads. Its readiness does with one model;
+with several, one model without workers must not take the others away, so it is asked whether it takes
+requests at all.
 */}}
 {{- define "millstream.probes" -}}
 {{- $probes := .pool.probes -}}
-{{- $service := eq .pool.role "door" | ternary "" (printf "millstream.v1.%sService" (title .pool.role)) -}}
+{{- $service := printf "millstream.v1.%sService" (title .pool.role) -}}
 {{- $readiness := $service -}}
 {{- if and (not .pool.worker) (gt (len (include "millstream.servedModels" .root | fromYaml)) 1) -}}
 {{- $readiness = "accepting" -}}

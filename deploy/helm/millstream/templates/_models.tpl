@@ -141,7 +141,7 @@ readOnly: true
 {{- end -}}
 
 {{/*
-How a pod gets at its models, as {volumes, mounts, init}. A worker has one, with weights. The door has none. The
+How a pod gets at its models, as {volumes, mounts, init}. A worker has one, with weights. The
 Processor fetches the tokenizer files of each into one volume; of claims and image volumes it mounts
 the whole. Takes (dict "root" $ "pool" $pool).
 */}}
@@ -152,7 +152,6 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- $claims := dict -}}{{- /* the volume of each: a claim that a pod names twice is never mounted */ -}}
 {{- $models := include "millstream.servedModels" $root | fromYaml -}}
 {{- if .pool.worker -}}{{- $models = pick $models .pool.model -}}{{- end -}}
-{{- if eq .pool.role "door" -}}{{- $models = dict -}}{{- end -}}
 {{- range $key, $model := $models -}}
 {{- if not $.pool.worker -}}{{- $model = merge (dict "uri" ($model.tokenizerUri | default $model.uri)) $model -}}{{- end -}}
 {{- $scheme := include "millstream.scheme" ($model.uri | default "") -}}

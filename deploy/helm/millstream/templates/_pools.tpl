@@ -1,9 +1,9 @@
 {{/*
-Every enabled pool of every role as a YAML list, the Processor first, then the HTTP door. An entry is the pool's values,
+Every enabled pool of every role as a YAML list, the Processor first. An entry is the pool's values,
 merged from `poolDefaults`, the role's section and the pool's own, and
 
-  role      processor, door, encode, prefill, decode, diffusion or embedding
-  name      the pool's name; the Processor's pool and the door's are called main
+  role      processor, encode, prefill, decode, diffusion or embedding
+  name      the pool's name; the Processor's pool is called main
   fullname  the name of its workload, ConfigMap and disruption budget
   path      where its values are, for sentences about mistakes
   worker    whether it is a worker's pool
@@ -23,15 +23,12 @@ render makes the list and checks all values; the others find it in .Values.
 {{- $root := . -}}
 {{- $pools := list -}}
 {{- include "millstream.dropNulls" .Values.models -}}
-{{- range $role := list "processor" "door" -}}
-{{- $section := index $root.Values $role -}}
-{{- if $section.enabled -}}
-{{- $own := omit $section "enabled" "service" -}}
-{{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (deepCopy $own) -}}
-{{- $about := dict "role" $role "name" "main" "worker" false "path" $role
-  "fullname" (include "millstream.fit" (list $root $role)) -}}
+{{- if .Values.processor.enabled -}}
+{{- $own := omit .Values.processor "enabled" "service" -}}
+{{- $pool := mergeOverwrite (deepCopy .Values.poolDefaults) (deepCopy $own) -}}
+{{- $about := dict "role" "processor" "name" "main" "worker" false "path" "processor"
+  "fullname" (include "millstream.fit" (list $root "processor")) -}}
 {{- $pools = append $pools (merge $about $pool) -}}
-{{- end -}}
 {{- end -}}
 {{- range $role := list "encode" "prefill" "decode" "diffusion" "embedding" -}}
 {{- $section := index $root.Values $role -}}

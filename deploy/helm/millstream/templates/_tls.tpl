@@ -30,7 +30,7 @@
 {{- if or (not $tls.enabled) $tls.adminPeers -}}true{{- end -}}
 {{- end -}}
 
-{{/* Settings for TLS. Who may call follows the graph of roles: the door calls the Processor, which calls every worker,
+{{/* Settings for TLS. Who may call follows the graph of roles: the Processor calls every worker,
 prefill and decode workers call encode workers. */}}
 {{- define "millstream.tlsSettings" -}}
 {{- $root := .root -}}
@@ -65,19 +65,11 @@ tls_key_file: {{ $shown }}/tls.key
 {{- if $tls.requireClientCertificates }}
 tls_client_ca_file: {{ empty $tls.clientCaSecret | ternary $own "/etc/millstream/client-ca" }}/ca.crt
 {{- with $tls.allowedClients }}
-{{- $door := and $root.Values.door.enabled (eq $.pool.role "processor") | ternary (list (include "millstream.identity" (list $root "door"))) list }}
-allowed_peers: {{ concat . $door | uniq | toJson }}
+allowed_peers: {{ toJson . }}
 {{- end }}
 {{- end }}
-{{- if eq .pool.role "door" }}
-processor_tls_dir: {{ $own }}
-{{- $identity := include "millstream.identity" (list $root "processor") }}
-{{- $service := printf "%s.%s.svc" (include "millstream.fit" (list $root "processor")) $root.Release.Namespace }}
-processor_tls_name: {{ contains "://" $identity | ternary $service $identity | quote }}
-{{- else }}
 worker_tls_dir: {{ $own }}
 worker_tls_name: {{ include "millstream.workerName" $root | quote }}
-{{- end }}
 {{- end }}
 {{- end -}}
 {{- end -}}
@@ -94,7 +86,7 @@ client-facing-tls: {secretName: {{ $security.tls.clientFacingSecret | quote }}}
 client-ca: {secretName: {{ $security.tls.clientCaSecret | quote }}, items: [{key: ca.crt, path: ca.crt}]}
 {{- end }}
 {{- end }}
-{{- if and (eq .pool.role "processor") $security.apiKeys.enabled }}
+{{- if and (not .pool.worker) $security.apiKeys.enabled }}
 api-keys:
   secretName: {{ $security.apiKeys.existingSecret | default (include "millstream.fit" (list .root "api-keys")) | quote }}
   items: [{key: {{ $security.apiKeys.key | quote }}, path: api-keys}]

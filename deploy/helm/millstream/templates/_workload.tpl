@@ -69,7 +69,7 @@ metadata:
     {{- omit (merge $labels $pool.podLabels (include "millstream.labels" $root | fromYaml)) "helm.sh/chart" | toYaml | nindent 4 }}
 spec:
   serviceAccountName: {{ include "millstream.serviceAccount" . | quote }}
-  automountServiceAccountToken: {{ and (eq $pool.role "processor") (eq $root.Values.discovery.kind "endpointslices") }}
+  automountServiceAccountToken: {{ and (not $pool.worker) (eq $root.Values.discovery.kind "endpointslices") }}
   # A service named millstream-… would become variables MILLSTREAM_…, which are settings.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ include "millstream.grace" . }}
@@ -183,8 +183,7 @@ spec:
 
 {{- define "millstream.serviceAccount" -}}
 {{- $accounts := .root.Values.serviceAccount -}}
-{{- /* The door's pods need as little as workers'. */ -}}
-{{- if ne .pool.role "processor" -}}
+{{- if .pool.worker -}}
 {{- $accounts.create | ternary (include "millstream.fit" (list .root "worker")) ($accounts.name | default "default") -}}
 {{- else -}}
 {{- $accounts.create | ternary (include "millstream.fit" (list .root "processor")) ($accounts.processorName | default "default") -}}

@@ -66,7 +66,7 @@ class DiffusionCore:
             asked.end(input_tokens=end.prompt_tokens)
             return replace(end, request_id=request.request_id)
 
-    async def defaults(self, model: str) -> ImageDefaults:
+    def defaults(self, model: str) -> ImageDefaults:
         """Return the defaults of a worker that can make images.
 
         Raises:

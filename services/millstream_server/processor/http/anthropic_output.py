@@ -18,7 +18,7 @@ from millstream_server.processor.http.output import encode
 from millstream_server.processor.output import PulledOutput
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledTurn
+    from millstream_server.processor.turn import Turn
 
 SIGNATURE = "none"
 """Of every block of reasoning: it says that the text isn't signed, and no one checks it."""
@@ -48,13 +48,13 @@ class _Message(msgspec.Struct):
     role: str = "assistant"
 
 
-def _usage_of(turn: PulledTurn) -> _Usage:
+def _usage_of(turn: Turn) -> _Usage:
     used = turn.usage()
     prompt = used.prompt_tokens - used.cached_tokens  # this API counts the cached ones apart
     return _Usage(prompt, used.completion_tokens, used.cached_tokens)
 
 
-def _id_of(turn: PulledTurn) -> str:
+def _id_of(turn: Turn) -> str:
     return "msg_" + turn.request.request_id.removeprefix("req-")
 
 
@@ -69,7 +69,7 @@ def event(kind: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
-class MessageEvents(PulledOutput["PulledTurn"]):
+class MessageEvents(PulledOutput):
     """The events of one message."""
 
     __slots__ = ("_begun", "_blocks", "_open", "_text_event")
@@ -92,7 +92,7 @@ class MessageEvents(PulledOutput["PulledTurn"]):
             return self._text_event + encode(text) + b"}}\n\n"
         return b"".join(self._piece(Text(text)))
 
-    def _of(self, deltas: Sequence[Delta], turn: PulledTurn, *, complete: bool) -> tuple[Any]:
+    def _of(self, deltas: Sequence[Delta], turn: Turn, *, complete: bool) -> tuple[Any]:
         parts: list[bytes] = []
         if not self._begun:
             self._begun = True
@@ -149,7 +149,7 @@ class MessageEvents(PulledOutput["PulledTurn"]):
         self._open = None
 
 
-class WholeMessage(PulledOutput["PulledTurn"]):
+class WholeMessage(PulledOutput):
     """One message, when the turn is complete."""
 
     __slots__ = ("_blocks",)
@@ -163,7 +163,7 @@ class WholeMessage(PulledOutput["PulledTurn"]):
     def _of_text(self, text: str, tokens: int) -> Any:
         self._add(Text(text))
 
-    def _of(self, deltas: Sequence[Delta], turn: PulledTurn, *, complete: bool) -> tuple[Any]:
+    def _of(self, deltas: Sequence[Delta], turn: Turn, *, complete: bool) -> tuple[Any]:
         for delta in deltas:
             for piece in [*delta.events, Text(delta.text)] if delta.text else delta.events:
                 self._add(piece)

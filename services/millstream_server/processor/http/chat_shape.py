@@ -12,7 +12,8 @@ from millstream_server.processor.choice import Delta
 from millstream_server.processor.http.output import FINISH, encode, logprobs_of
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledChoice, PulledTurn
+    from millstream_server.processor.choice import Choice
+    from millstream_server.processor.turn import Turn
 
 _PLAIN = (b',"logprobs":null,"finish_reason":null}', b',"finish_reason":null}')
 
@@ -68,7 +69,7 @@ class ChatShape:
     def event_parts(self, index: int) -> tuple[bytes, bytes]:
         return b'{"index":%d,"delta":{"content":' % index, b"}" + _PLAIN[0]
 
-    def choices(self, delta: Delta, turn: PulledTurn, *, first: bool) -> Iterator[bytes]:
+    def choices(self, delta: Delta, turn: Turn, *, first: bool) -> Iterator[bytes]:
         pieces = [piece for event in delta.events if (piece := _piece(event)) is not None]
         if delta.text:
             pieces.append(_Delta(content=delta.text))
@@ -94,7 +95,7 @@ class ChatShape:
 
     # ---- whole
 
-    def note(self, delta: Delta, turn: PulledTurn) -> None:
+    def note(self, delta: Delta, turn: Turn) -> None:
         if delta.logprobs:
             found = self._logprobs.setdefault(delta.index, [])
             found.append(logprobs_of(delta.logprobs, turn.text_model))
@@ -105,7 +106,7 @@ class ChatShape:
             elif isinstance(event, Arguments):
                 calls[-1][1].append(event.json)
 
-    def whole(self, choice: PulledChoice) -> bytes:
+    def whole(self, choice: Choice) -> bytes:
         said = choice.message
         calls = [
             _Call(start.id, _Function(start.name, "".join(pieces)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millstream_server.processor.answer_options import AnswerOptions
+from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.conversation import (
     Caller,
     Conversation,
@@ -14,16 +15,15 @@ from millstream_server.processor.conversation import (
     Options,
     UserTurn,
 )
+from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import schema
 from millstream_server.processor.http.output import Events, Shape, Whole
-from millstream_server.processor.http.pipeline import Chats, Pipeline, RenderedChat, TurnT
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.output import PulledOutput
-from millstream_server.processor.pulled import PulledTurn
 from millstream_server.processor.text.messages import ChatMessage, Tool
+from millstream_server.processor.turn import Turn
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.http import EVENTS, HttpCall
-
-Output = PulledOutput[PulledTurn]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def output_of(
     return Events(shape, call.request_id, usage=usage, is_part=is_part)
 
 
-async def run(pipeline: Pipeline, asked: Asked, output: Output, call: HttpCall) -> None:
+async def run(pipeline: Pipeline, asked: Asked, output: PulledOutput, call: HttpCall) -> None:
     """Answer a chat; return when its last byte is on its way.
 
     Raises:
@@ -70,7 +70,7 @@ async def run(pipeline: Pipeline, asked: Asked, output: Output, call: HttpCall) 
         await send(pipeline.chats, turn, output, call)
 
 
-async def prepare(pipeline: Pipeline, asked: Asked, call: HttpCall) -> RenderedChat:
+async def prepare(pipeline: Pipeline, asked: Asked, call: HttpCall) -> PreparedTurn:
     """Return what a chat would send to a worker.
 
     Raises:
@@ -105,7 +105,7 @@ async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> Us
     return said
 
 
-async def send(chats: Chats[TurnT], turn: TurnT, output: Output, call: HttpCall) -> None:
+async def send(chats: ProcessorCore, turn: Turn, output: PulledOutput, call: HttpCall) -> None:
     """Send the output of a turn that has started, to its end."""
     try:
         await call.send_from(output)

@@ -12,7 +12,9 @@ from millstream_server.processor.choice import Delta
 from millstream_server.processor.http.output import FINISH, encode, finite
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledChoice, PulledTurn, TokenTexts
+    from millstream_server.processor.choice import Choice
+    from millstream_server.processor.text.tokenizer import TextModel
+    from millstream_server.processor.turn import Turn
 
 
 class _Logprobs(msgspec.Struct):
@@ -47,7 +49,7 @@ class CompletionShape:
             self._first + index
         ), b',"logprobs":null,"finish_reason":null}'
 
-    def choices(self, delta: Delta, turn: PulledTurn, *, first: bool) -> Iterator[bytes]:
+    def choices(self, delta: Delta, turn: Turn, *, first: bool) -> Iterator[bytes]:
         finish = FINISH[delta.finish_reason] if delta.finish_reason else None
         logprobs = None
         if delta.logprobs:
@@ -55,7 +57,7 @@ class CompletionShape:
         if delta.text or logprobs or finish or first:
             yield encode(_Choice(self._first + delta.index, delta.text, logprobs, finish))
 
-    def note(self, delta: Delta, turn: PulledTurn) -> None:
+    def note(self, delta: Delta, turn: Turn) -> None:
         if not delta.logprobs:
             return
         more = self._of(delta.index, delta.logprobs, turn.text_model)
@@ -65,12 +67,12 @@ class CompletionShape:
         found.tokens += more.tokens
         found.top_logprobs += more.top_logprobs
 
-    def whole(self, choice: PulledChoice) -> bytes:
+    def whole(self, choice: Choice) -> bytes:
         finish = FINISH[choice.finish_reason] if choice.finish_reason else None
         logprobs = self._logprobs.get(choice.index)
         return encode(_Choice(self._first + choice.index, choice.text, logprobs, finish))
 
-    def _of(self, index: int, entries: Sequence[TokenLogprob], text: TokenTexts) -> _Logprobs:
+    def _of(self, index: int, entries: Sequence[TokenLogprob], text: TextModel) -> _Logprobs:
         made, at = _Logprobs(), self._chars.get(index, 0)
         for entry in entries:
             token = _text(entry.token_id, text)
@@ -83,5 +85,5 @@ class CompletionShape:
         return made
 
 
-def _text(token_id: int, text: TokenTexts) -> str:
+def _text(token_id: int, text: TextModel) -> str:
     return text.token_bytes(token_id).decode("utf-8", "replace")

@@ -79,7 +79,7 @@ class ImageEndpoints:
         held: Held,
         call: HttpCall,
     ) -> None:
-        defaults = await self._core.defaults(request.model)
+        defaults = self._core.defaults(request.model)
         width, height = request.width or defaults.width, request.height or defaults.height
         drawn = Drawn(
             kind=kind,

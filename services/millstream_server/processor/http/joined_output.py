@@ -10,7 +10,7 @@ from millstream_server.processor.telemetry import Usage
 from millstream_server.runtime.rpc.call import Call
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledTurn
+    from millstream_server.processor.turn import Turn
 
 
 class JoinedOutput:
@@ -22,7 +22,7 @@ class JoinedOutput:
 
     def __init__(self, outputs: Sequence[Events | Whole], call: Call) -> None:
         """Send ``outputs``, each of its own choices, in this order where they come whole."""
-        self.turns: list[PulledTurn] = []
+        self.turns: list[Turn] = []
         self.over = False
         self._outputs = outputs
         self._call = call

@@ -12,8 +12,8 @@ import msgspec
 
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.output import encode
-from millstream_server.processor.http.pipeline import TokenMaker
 from millstream_server.processor.models import not_served
+from millstream_server.processor.texts import Texts
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
 _LIST = "/v1/models"
@@ -42,7 +42,7 @@ class _Model(msgspec.Struct, kw_only=True):
 class ModelList:
     """Serves the list of models, and each of them; one per process."""
 
-    def __init__(self, texts: TokenMaker) -> None:
+    def __init__(self, texts: Texts) -> None:
         self._texts = texts
         now = int(time.time())  # models have no date
         self._created, self._created_at = now, datetime.fromtimestamp(now, UTC).isoformat()
@@ -55,7 +55,7 @@ class ModelList:
 
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
-        data = await self._models()
+        data = self._models()
         ids = [model.id for model in data]
         said: dict[str, Any] = {"object": "list", "data": data, "has_more": False}
         said |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
@@ -66,14 +66,14 @@ class ModelList:
 
     async def model(self, _body: bytes, call: HttpCall) -> None:
         name = unquote(call.path.removeprefix(f"{_LIST}/"))
-        found = next((model for model in await self._models() if model.id == name), None)
+        found = next((model for model in self._models() if model.id == name), None)
         if found is None:
             raise not_served(name)
         await call.write(encode(found))
 
-    async def _models(self) -> Sequence[_Model]:
+    def _models(self) -> Sequence[_Model]:
         found: list[_Model] = []
-        for model in await self._texts.models():
+        for model in self._texts.models():
             tasks = sorted(task.name.lower() for task in model.tasks)
             found += [
                 self._model(name, model.name, model.context_length, tasks)

@@ -19,7 +19,9 @@ from millstream_server.processor.output import PulledOutput
 from millstream_server.processor.telemetry import Usage
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledChoice, PulledTurn, TokenTexts
+    from millstream_server.processor.choice import Choice
+    from millstream_server.processor.text.tokenizer import TextModel
+    from millstream_server.processor.turn import Turn
 
 encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
@@ -53,17 +55,17 @@ class Shape(Protocol):
     def event_parts(self, index: int) -> tuple[bytes, bytes]:
         """Return what stands before and behind the text in a choice that is text alone."""
 
-    def choices(self, delta: Delta, turn: PulledTurn, *, first: bool) -> Iterator[bytes]:
+    def choices(self, delta: Delta, turn: Turn, *, first: bool) -> Iterator[bytes]:
         """Write a delta as choices of events, in order."""
 
-    def note(self, delta: Delta, turn: PulledTurn) -> None:
+    def note(self, delta: Delta, turn: Turn) -> None:
         """Keep what a whole body needs of a delta, but its text."""
 
-    def whole(self, choice: PulledChoice) -> bytes:
+    def whole(self, choice: Choice) -> bytes:
         """Write a choice that is complete."""
 
 
-class _Output(PulledOutput["PulledTurn"]):
+class _Output(PulledOutput):
     """What both have in common."""
 
     __slots__ = ("_head", "_is_part", "_request_id", "_shape")
@@ -79,7 +81,7 @@ class _Output(PulledOutput["PulledTurn"]):
         self._request_id = request_id
         self._head = Head("", kind, int(time.time()), "")
 
-    def _begin_head(self, turn: PulledTurn) -> bytes:
+    def _begin_head(self, turn: Turn) -> bytes:
         """Write what comes first, without the closing brace."""
         head = self._head
         head.id = self._shape.prefix + self._request_id.removeprefix("req-")
@@ -109,7 +111,7 @@ class Events(_Output):
         before, after = self._quick_parts
         return before + encode(text) + after
 
-    def _of(self, deltas: Sequence[Delta], turn: PulledTurn, *, complete: bool) -> tuple[Any]:
+    def _of(self, deltas: Sequence[Delta], turn: Turn, *, complete: bool) -> tuple[Any]:
         if not self._before:
             self._before = b"data: " + self._begin_head(turn)
             before, after = self._shape.event_parts(0)
@@ -148,7 +150,7 @@ class Whole(_Output):
     def _of_text(self, text: str, tokens: int) -> Any:
         return None  # the choice keeps it
 
-    def _of(self, deltas: Sequence[Delta], turn: PulledTurn, *, complete: bool) -> tuple[Any]:
+    def _of(self, deltas: Sequence[Delta], turn: Turn, *, complete: bool) -> tuple[Any]:
         for delta in deltas:
             self._shape.note(delta, turn)
         if not complete:
@@ -157,7 +159,7 @@ class Whole(_Output):
         choices = b",".join([self._shape.whole(choice) for choice in turn.choices])
         return (choices if self._is_part else self.body(choices, turn, turn.usage()),)
 
-    def body(self, choices: bytes, turn: PulledTurn, usage: Usage) -> bytes:
+    def body(self, choices: bytes, turn: Turn, usage: Usage) -> bytes:
         """Write the body; the choices are written already."""
         head = self._begin_head(turn)
         return b'%b,"choices":[%b],"usage":%b}' % (head, choices, usage_of(usage))
@@ -206,17 +208,17 @@ class _Logprob(msgspec.Struct):
     top_logprobs: list[_TopLogprob]
 
 
-def logprobs_of(entries: Sequence[TokenLogprob], text: TokenTexts) -> bytes:
+def logprobs_of(entries: Sequence[TokenLogprob], text: TextModel) -> bytes:
     """Write tokens' logprobs, separated by commas."""
     return b",".join([encode(_logprob(entry, text)) for entry in entries])
 
 
-def _logprob(entry: TokenLogprob, text: TokenTexts) -> _Logprob:
+def _logprob(entry: TokenLogprob, text: TextModel) -> _Logprob:
     top = [_TopLogprob(*_token(token, logprob, text)) for token, logprob in entry.top]
     return _Logprob(*_token(entry.token_id, entry.logprob, text), top)
 
 
-def _token(token_id: int, logprob: float, text: TokenTexts) -> tuple[str, float, list[int]]:
+def _token(token_id: int, logprob: float, text: TextModel) -> tuple[str, float, list[int]]:
     found = text.token_bytes(token_id)
     return found.decode("utf-8", "replace"), finite(logprob), list(found)
 

@@ -10,12 +10,13 @@ import msgspec
 
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.sampling import ConstraintKind
+from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.http import bodies, requests
 from millstream_server.processor.http import tokens_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.forwarded import Pieces
 from millstream_server.processor.http.output import encode
-from millstream_server.processor.http.pipeline import Pipeline, RenderedChat
+from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.schema import Chat, read
 from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.processor.texts import MAX_DETOKENIZED_IDS, Tokens, UntokenizedChat
@@ -58,10 +59,7 @@ class TokenEndpoints:
             elif asked.prompt is not None:
                 special = asked.add_special_tokens is not False
                 tokens = await self._texts.of_text(
-                    asked.model,
-                    asked.prompt,
-                    special_tokens=special,
-                    with_bytes=bool(asked.return_token_strs),
+                    asked.model, asked.prompt, special_tokens=special
                 )
             else:
                 raise InvalidRequestError.of("prompt", "is missing; send prompt or messages")
@@ -96,7 +94,6 @@ class TokenEndpoints:
                 tools=requests.tools_of(chat),
                 answers=requests.answers_of(chat),
                 paths=_PATHS,
-                with_bytes=bool(asked.return_token_strs),
             )
         )
 
@@ -145,7 +142,7 @@ def _shown(tokens: Tokens, token: int) -> str:
 # ---- …/render ------------------------------------------------------------------------------------
 
 
-def rendered(prepared: RenderedChat) -> schema.Rendered:
+def rendered(prepared: PreparedTurn) -> schema.Rendered:
     """Convert what a chat would send."""
     request, options = prepared.request, prepared.options
     sampling = request.sampling

@@ -19,7 +19,7 @@ _LEAST = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientPortSettings(ServiceSettings):
-    """Of a Processor, and of the HTTP door on its own."""
+    """Of a Processor."""
 
     max_receive_bytes: int = setting(
         4 << 20, help="largest message or HTTP body taken from a client, in bytes (4 MiB)"

@@ -20,8 +20,6 @@ PORT_FAILED = "port failed"
 """gRPC accepts nothing more on the service's own port; never cleared: a new process is needed."""
 NO_WORKERS = "no workers"
 """Processor only: a model has no worker of a role that it needs."""
-NO_PROCESSORS = "no processors"
-"""HTTP door on its own only: none of its Processors serves."""
 VERSIONS_DIFFER = "weight versions differ"
 """Processor only: a model has both, but no prefill and decode worker with the same weights."""
 

@@ -24,10 +24,6 @@ _HEALTH = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watc
 _LOAD = frozenset({"/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"})
 _PAGE = frozenset({"/http/"})
 _BEARER = "bearer "
-_KEYS = frozenset({"authorization", "x-api-key"})
-_CREDENTIALS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar(
-    "millstream_credentials", default=()
-)
 
 
 class CallerKind(enum.StrEnum):
@@ -104,8 +100,6 @@ class AuthPolicy:
 
     keys: ApiKeys | None = None
     peers: PeerIdentities | None = None
-    forwards: bool = False
-    """Keys are checked by the servers that this one calls."""
 
     def layers(self) -> list[Layer]:
         """Return the layers that enforce it: none without keys and peers."""
@@ -114,8 +108,6 @@ class AuthPolicy:
             found.append(AuthLayer(partial(_certificate_owner, self.peers), _HEALTH))
         if self.keys is not None:
             found.append(AuthLayer(partial(_key_owner, self.keys), _HEALTH | _LOAD | _PAGE))
-        if self.forwards:
-            found.append(ForwardLayer())
         return found
 
 
@@ -136,28 +128,6 @@ class AuthLayer:
         known = self._recognize(call)
         _CALLER.set(known)  # each RPC is a task with its own context
         call.caller_key = known.key
-
-
-class ForwardLayer:
-    """Keeps callers' credentials for whom this process calls: they are checked there."""
-
-    def covers(self, method: str) -> bool:
-        return True
-
-    def enter(self, call: Call) -> None:
-        found = [(name, str(value)) for name, value in call.metadata if name in _KEYS]
-        # gRPC can send no other values; left out, they are as good as wrong ones.
-        _CREDENTIALS.set(
-            tuple(each for each in found if each[1].isascii() and each[1].isprintable())
-        )
-
-
-def credentials() -> tuple[tuple[str, str], ...]:
-    """Return what the caller of the RPC that this task serves sent to be let in, to be passed on.
-
-    Empty where no `ForwardLayer` keeps it.
-    """
-    return _CREDENTIALS.get()
 
 
 @cache

@@ -42,7 +42,7 @@
 
 {{/*
 The replicas that a user asked for, empty if none. Of workers: a number in the role's or the pool's
-values; of the Processor and the door: one that isn't the chart's own 2. Takes (dict "root" $ "pool" $pool).
+values; of the Processor: one that isn't the chart's own 2. Takes (dict "root" $ "pool" $pool).
 */}}
 {{- define "millstream.givenReplicas" -}}
 {{- if .pool.worker -}}

@@ -2,7 +2,7 @@
 Who of the release connects to whom, as a YAML list of {name, from, to, ports}; `from` and `to` are
 {components, labels}, and `from` opens the connection. Takes the root context.
 
-  - the Processor to workers, the pod of `helm test` and the HTTP door to the Processor;
+  - the Processor to workers, the pod of `helm test` to the Processor;
   - prefill and decode workers of a model, both ways: the decode worker asks the prefill worker's
     bootstrap server (vLLM: the side channel of NIXL), each tells the other's ZMQ socket how far it
     is, NIXL connects from the side that writes;
@@ -18,7 +18,7 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
   to: {components: [encode, prefill, decode, diffusion, embedding]}
   ports: [grpc]
 - name: to-processor
-  from: {components: [test{{ if .Values.door.enabled }}, door{{ end }}]}
+  from: {components: [test]}
   to: {components: [processor]}
   ports: [grpc]
 {{- end -}}
@@ -81,7 +81,7 @@ Rules for what a pool's pods call outside of the release, as a YAML list. Takes 
 {{- if $settings.otlp_endpoint -}}
 {{- $rules = concat $rules $net.tracing -}}
 {{- end -}}
-{{- if and (eq .pool.role "processor") (eq .root.Values.discovery.kind "endpointslices") -}}
+{{- if and (not .pool.worker) (eq .root.Values.discovery.kind "endpointslices") -}}
 {{- $rules = concat $rules $net.kubernetesApi -}}
 {{- end -}}
 {{- $rules | uniq | toYaml -}}

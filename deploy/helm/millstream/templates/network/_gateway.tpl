@@ -16,7 +16,7 @@ gateway.route.enabled is true, and the Processor serves with TLS; make a Backend
 {{- if and $route.http.enabled (not $route.enabled) }}
 gateway.route.http.enabled is true, and gateway.route.enabled isn't; set it to true
 {{- end -}}
-{{- if and $route.http.enabled (not .Values.door.enabled) (eq (dig "settings" "http" true .Values.processor | toString) "false") }}
+{{- if and $route.http.enabled (eq (dig "settings" "http" true .Values.processor | toString) "false") }}
 gateway.route.http.enabled is true, and processor.settings.http is false; set one of them the other way
 {{- end -}}
 {{- if $pool.enabled -}}

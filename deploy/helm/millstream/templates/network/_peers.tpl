@@ -46,18 +46,17 @@ engine on several nodes, whose torch.distributed, NCCL and Gloo take any. Takes 
 {{- end }}
 {{- end -}}
 
-{{/* The addresses outside of the cluster that may call the Processor and the door, as peers of a policy: those of networkPolicy.clients, and, where
+{{/* The addresses outside of the cluster that may call the Processor, as peers of a policy: those of networkPolicy.clients, and, where
 they are seen as they are, those that the load balancer lets in. Takes the root context. */}}
 {{- define "millstream.clientBlocks" -}}
+{{- $service := .Values.processor.service -}}
 {{- $blocks := list -}}
 {{- range .Values.networkPolicy.clients -}}
 {{- if .ipBlock -}}{{- $blocks = append $blocks . -}}{{- end -}}
 {{- end -}}
-{{- range list .Values.processor .Values.door -}}
-{{- if and .enabled (eq .service.externalTrafficPolicy "Local") -}}
-{{- range .service.loadBalancerSourceRanges -}}
+{{- if eq $service.externalTrafficPolicy "Local" -}}
+{{- range $service.loadBalancerSourceRanges -}}
 {{- $blocks = append $blocks (dict "ipBlock" (dict "cidr" .)) -}}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with $blocks | uniq -}}{{- toYaml . -}}{{- end -}}

@@ -36,14 +36,14 @@ from millstream_server.processor.http.responses.tools import SEARCH, Tools
 from millstream_server.processor.output import PulledOutput
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledTurn
+    from millstream_server.processor.turn import Turn
 
 _CALLS = {"custom": CustomCall, SEARCH: SearchCall}
 _CUT = {FinishReason.LENGTH, FinishReason.CANCELLED}
 _DELTA = b'event: %b.delta\ndata: {"type":"%b.delta",%b,"sequence_number":'
 
 
-class ResponseOutput(PulledOutput["PulledTurn"]):
+class ResponseOutput(PulledOutput):
     """What both have in common: the items."""
 
     __slots__ = ("_answer_id", "_items", "_open", "_shown", "_tools")
@@ -113,7 +113,7 @@ class ResponseOutput(PulledOutput["PulledTurn"]):
         item.status = status
         self._done(item)
 
-    def _response(self, turn: PulledTurn, status: str) -> bytes:
+    def _response(self, turn: Turn, status: str) -> bytes:
         """Write the response as it is now."""
         items = [item.shown() for item in self._items]
         return self._shown.response(self._answer_id, turn, status, items)
@@ -139,7 +139,7 @@ class WholeResponse(ResponseOutput):
     def _of_text(self, text: str, tokens: int) -> Any:
         self._grow(Message, text)
 
-    def _of(self, deltas: Sequence[Delta], turn: PulledTurn, *, complete: bool) -> tuple[Any]:
+    def _of(self, deltas: Sequence[Delta], turn: Turn, *, complete: bool) -> tuple[Any]:
         status = self._read(deltas, complete=complete)
         if not complete:
             return (None,)
@@ -172,7 +172,7 @@ class ResponseEvents(ResponseOutput):
             self._grow(Message, text)
         return self._taken()
 
-    def _of(self, deltas: Sequence[Delta], turn: PulledTurn, *, complete: bool) -> tuple[Any]:
+    def _of(self, deltas: Sequence[Delta], turn: Turn, *, complete: bool) -> tuple[Any]:
         if not self._number:
             for kind in ("created", "in_progress"):
                 now = msgspec.Raw(self._response(turn, "in_progress"))

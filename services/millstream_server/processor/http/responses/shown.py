@@ -13,7 +13,7 @@ from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import Tools
 
 if TYPE_CHECKING:
-    from millstream_server.processor.pulled import PulledTurn
+    from millstream_server.processor.turn import Turn
 
 
 class _Cached(msgspec.Struct):
@@ -112,7 +112,7 @@ class Shown:
         """``_asked`` as JSON, without its opening brace; empty: not made yet."""
 
     def response(
-        self, answer_id: str, turn: PulledTurn, status: str, items: Sequence[dict[str, Any]]
+        self, answer_id: str, turn: Turn, status: str, items: Sequence[dict[str, Any]]
     ) -> bytes:
         """Write it as it is now."""
         if not self._repeated:
@@ -147,7 +147,7 @@ class Shown:
         return encode(came)[:-1] + b"," + encode(asked)[1:]
 
 
-def _usage_of(turn: PulledTurn) -> _Usage:
+def _usage_of(turn: Turn) -> _Usage:
     used = turn.usage()
     prompt, completion = used.prompt_tokens, used.completion_tokens
     return _Usage(

@@ -1,1 +1,0 @@
-"""The HTTP door in a process of its own: its endpoints call Processors by gRPC."""
