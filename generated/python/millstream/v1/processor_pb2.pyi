@@ -78,11 +78,6 @@ class _ChatOutputEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatOutput
     holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
     ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
     """
-    CHAT_OUTPUT_WHERE_NEEDED: _ChatOutput.ValueType  # 3
-    """CHAT_OUTPUT_EVENTS where answers can have more than text: the model is told of tools, or its format has
-    reasoning. Else CHAT_OUTPUT_TEXT, and so where the text has to match a constraint that the engine can't keep
-    behind reasoning. `TurnStarted.output` says which it is, with GenerationOptions.describe_start.
-    """
 
 class ChatOutput(_ChatOutput, metaclass=_ChatOutputEnumTypeWrapper):
     """ChatOutput is what the answers of a conversation are made of."""
@@ -98,11 +93,6 @@ model's calls and reasoning are kept as such, and rendered by its template.
 A json_schema, regex or ebnf of SamplingParams.constraint is then what the answer's text has to match: it
 holds behind reasoning, and an answer has such a text or tool calls, not both. That needs
 ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
-"""
-CHAT_OUTPUT_WHERE_NEEDED: ChatOutput.ValueType  # 3
-"""CHAT_OUTPUT_EVENTS where answers can have more than text: the model is told of tools, or its format has
-reasoning. Else CHAT_OUTPUT_TEXT, and so where the text has to match a constraint that the engine can't keep
-behind reasoning. `TurnStarted.output` says which it is, with GenerationOptions.describe_start.
 """
 Global___ChatOutput: _TypeAlias = ChatOutput  # noqa: Y015
 
@@ -249,7 +239,6 @@ class GenerationOptions(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
-    DESCRIBE_START_FIELD_NUMBER: _builtins.int
     n: _builtins.int
     """Choices to generate from the same prompt, 1 to 16. Unset: 1. Only a choice of index 0 goes into a
     conversation's context. n x (prompt + max_new_tokens) is bounded by the server (4,194,304 unless
@@ -274,8 +263,6 @@ class GenerationOptions(_message.Message):
     """Requests with different salts share no KV cache, so that no caller can find out by the time it takes
     what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
     """
-    describe_start: _builtins.bool
-    """Also say in TurnStarted how the turn is run: its fields behind `model`."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are drawn. Unset knobs take the model's own defaults."""
@@ -312,11 +299,10 @@ class GenerationOptions(_message.Message):
         adapter: _builtins.str = ...,
         session: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
-        describe_start: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "adapter", b"adapter", "cache_salt", b"cache_salt", "describe_start", b"describe_start", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session", b"session", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "adapter", b"adapter", "cache_salt", b"cache_salt", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session", b"session", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -495,7 +481,6 @@ class ReasoningOptions(_message.Message):
     ENABLED_FIELD_NUMBER: _builtins.int
     EFFORT_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
-    IF_SUPPORTED_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     """Whether it reasons."""
     effort: _builtins.str
@@ -505,19 +490,16 @@ class ReasoningOptions(_message.Message):
     closing marker follows, by a grammar. 0: no reasoning. Unset: no bound of its own. With CHAT_OUTPUT_EVENTS
     only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options without a structural_tag.
     """
-    if_supported: _builtins.bool
-    """What the template has no variable for is left out, and not refused. It doesn't concern `max_tokens`."""
     def __init__(
         self,
         *,
         enabled: _builtins.bool | None = ...,
         effort: _builtins.str = ...,
         max_tokens: _builtins.int | None = ...,
-        if_supported: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "enabled", b"enabled", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "effort", b"effort", "enabled", b"enabled", "if_supported", b"if_supported", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_enabled", b"_enabled", "_max_tokens", b"_max_tokens", "effort", b"effort", "enabled", b"enabled", "max_tokens", b"max_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__enabled: _TypeAlias = _typing.Literal["enabled"]  # noqa: Y015
     _WhichOneofArgType__enabled: _TypeAlias = _typing.Literal["_enabled", b"_enabled"]  # noqa: Y015
@@ -759,41 +741,19 @@ class TurnStarted(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    MEDIA_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_FIELD_NUMBER: _builtins.int
-    REASONING_SET_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request in logs and traces."""
     model: _builtins.str
     """The model."""
-    prompt_tokens: _builtins.int
-    """With GenerationOptions.describe_start, as are the following: tokens of the prompt, as in GenerationUsage."""
-    media_tokens: _builtins.int
-    """Tokens of images and videos, as in GenerationUsage."""
-    output: Global___ChatOutput.ValueType
-    """What the answer is made of: CHAT_OUTPUT_TEXT or CHAT_OUTPUT_EVENTS."""
-    reasoning_set: _builtins.bool
-    """Whether the template was given something of ChatStart.reasoning."""
-    @_builtins.property
-    def sampling(self) -> _sampling_pb2.SamplingParams:
-        """How the answer is drawn, without its constraint and logit_bias: the options with the model's own defaults."""
-
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         model: _builtins.str = ...,
-        prompt_tokens: _builtins.int = ...,
-        media_tokens: _builtins.int = ...,
-        output: Global___ChatOutput.ValueType = ...,
-        reasoning_set: _builtins.bool = ...,
-        sampling: _sampling_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["media_tokens", b"media_tokens", "model", b"model", "output", b"output", "prompt_tokens", b"prompt_tokens", "reasoning_set", b"reasoning_set", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

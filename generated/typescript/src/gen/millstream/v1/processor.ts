@@ -108,12 +108,6 @@ export enum ChatOutput {
    * ENGINE_ABILITY_STRUCTURAL_TAGS. A structural_tag holds for all that the model writes.
    */
   EVENTS = 2,
-  /**
-   * WHERE_NEEDED - CHAT_OUTPUT_EVENTS where answers can have more than text: the model is told of tools, or its format has
-   * reasoning. Else CHAT_OUTPUT_TEXT, and so where the text has to match a constraint that the engine can't keep
-   * behind reasoning. `TurnStarted.output` says which it is, with GenerationOptions.describe_start.
-   */
-  WHERE_NEEDED = 3,
   UNRECOGNIZED = -1,
 }
 
@@ -128,9 +122,6 @@ export function chatOutputFromJSON(object: any): ChatOutput {
     case 2:
     case "CHAT_OUTPUT_EVENTS":
       return ChatOutput.EVENTS;
-    case 3:
-    case "CHAT_OUTPUT_WHERE_NEEDED":
-      return ChatOutput.WHERE_NEEDED;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -146,8 +137,6 @@ export function chatOutputToJSON(object: ChatOutput): string {
       return "CHAT_OUTPUT_TEXT";
     case ChatOutput.EVENTS:
       return "CHAT_OUTPUT_EVENTS";
-    case ChatOutput.WHERE_NEEDED:
-      return "CHAT_OUTPUT_WHERE_NEEDED";
     case ChatOutput.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
@@ -415,8 +404,6 @@ export interface GenerationOptions {
    * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
    */
   cacheSalt: string;
-  /** Also say in TurnStarted how the turn is run: its fields behind `model`. */
-  describeStart: boolean;
 }
 
 /** ChatRequest is one message from the client. */
@@ -517,11 +504,7 @@ export interface ReasoningOptions {
    * closing marker follows, by a grammar. 0: no reasoning. Unset: no bound of its own. With CHAT_OUTPUT_EVENTS
    * only. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options without a structural_tag.
    */
-  maxTokens?:
-    | number
-    | undefined;
-  /** What the template has no variable for is left out, and not refused. It doesn't concern `max_tokens`. */
-  ifSupported: boolean;
+  maxTokens?: number | undefined;
 }
 
 /** UserTurn is the user's next turn. */
@@ -608,16 +591,6 @@ export interface TurnStarted {
   requestId: string;
   /** The model. */
   model: string;
-  /** With GenerationOptions.describe_start, as are the following: tokens of the prompt, as in GenerationUsage. */
-  promptTokens: number;
-  /** Tokens of images and videos, as in GenerationUsage. */
-  mediaTokens: number;
-  /** What the answer is made of: CHAT_OUTPUT_TEXT or CHAT_OUTPUT_EVENTS. */
-  output: ChatOutput;
-  /** Whether the template was given something of ChatStart.reasoning. */
-  reasoningSet: boolean;
-  /** How the answer is drawn, without its constraint and logit_bias: the options with the model's own defaults. */
-  sampling?: SamplingParams | undefined;
 }
 
 /** ChoiceDelta is new output of one choice. */
@@ -1033,7 +1006,6 @@ function createBaseGenerationOptions(): GenerationOptions {
     adapter: "",
     session: "",
     cacheSalt: "",
-    describeStart: false,
   };
 }
 
@@ -1073,9 +1045,6 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     }
     if (message.cacheSalt !== "") {
       writer.uint32(90).string(message.cacheSalt);
-    }
-    if (message.describeStart !== false) {
-      writer.uint32(96).bool(message.describeStart);
     }
     return writer;
   },
@@ -1181,14 +1150,6 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
             message.cacheSalt = reader.string();
             continue;
           }
-          case 12: {
-            if (tag !== 96) {
-              break;
-            }
-
-            message.describeStart = reader.bool();
-            continue;
-          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1230,11 +1191,6 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
         : isSet(object.cache_salt)
         ? globalThis.String(object.cache_salt)
         : "",
-      describeStart: isSet(object.describeStart)
-        ? globalThis.Boolean(object.describeStart)
-        : isSet(object.describe_start)
-        ? globalThis.Boolean(object.describe_start)
-        : false,
     };
   },
 
@@ -1273,9 +1229,6 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     if (message.cacheSalt !== "") {
       obj.cacheSalt = message.cacheSalt;
     }
-    if (message.describeStart !== false) {
-      obj.describeStart = message.describeStart;
-    }
     return obj;
   },
 
@@ -1301,7 +1254,6 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     message.adapter = object.adapter ?? "";
     message.session = object.session ?? "";
     message.cacheSalt = object.cacheSalt ?? "";
-    message.describeStart = object.describeStart ?? false;
     return message;
   },
 };
@@ -1816,7 +1768,7 @@ export const ToolChoice: MessageFns<ToolChoice, "millstream.v1.ToolChoice"> = {
 };
 
 function createBaseReasoningOptions(): ReasoningOptions {
-  return { enabled: undefined, effort: "", maxTokens: undefined, ifSupported: false };
+  return { enabled: undefined, effort: "", maxTokens: undefined };
 }
 
 export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.ReasoningOptions"> = {
@@ -1831,9 +1783,6 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     }
     if (message.maxTokens !== undefined) {
       writer.uint32(24).uint32(message.maxTokens);
-    }
-    if (message.ifSupported !== false) {
-      writer.uint32(32).bool(message.ifSupported);
     }
     return writer;
   },
@@ -1875,14 +1824,6 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
             message.maxTokens = reader.uint32();
             continue;
           }
-          case 4: {
-            if (tag !== 32) {
-              break;
-            }
-
-            message.ifSupported = reader.bool();
-            continue;
-          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1904,11 +1845,6 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
         : isSet(object.max_tokens)
         ? globalThis.Number(object.max_tokens)
         : undefined,
-      ifSupported: isSet(object.ifSupported)
-        ? globalThis.Boolean(object.ifSupported)
-        : isSet(object.if_supported)
-        ? globalThis.Boolean(object.if_supported)
-        : false,
     };
   },
 
@@ -1923,9 +1859,6 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     if (message.maxTokens !== undefined) {
       obj.maxTokens = Math.round(message.maxTokens);
     }
-    if (message.ifSupported !== false) {
-      obj.ifSupported = message.ifSupported;
-    }
     return obj;
   },
 
@@ -1937,7 +1870,6 @@ export const ReasoningOptions: MessageFns<ReasoningOptions, "millstream.v1.Reaso
     message.enabled = object.enabled ?? undefined;
     message.effort = object.effort ?? "";
     message.maxTokens = object.maxTokens ?? undefined;
-    message.ifSupported = object.ifSupported ?? false;
     return message;
   },
 };
@@ -2587,15 +2519,7 @@ export const ServerDraining: MessageFns<ServerDraining, "millstream.v1.ServerDra
 };
 
 function createBaseTurnStarted(): TurnStarted {
-  return {
-    requestId: "",
-    model: "",
-    promptTokens: 0,
-    mediaTokens: 0,
-    output: 0,
-    reasoningSet: false,
-    sampling: undefined,
-  };
+  return { requestId: "", model: "" };
 }
 
 export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> = {
@@ -2607,21 +2531,6 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
     }
     if (message.model !== "") {
       writer.uint32(18).string(message.model);
-    }
-    if (message.promptTokens !== 0) {
-      writer.uint32(24).uint32(message.promptTokens);
-    }
-    if (message.mediaTokens !== 0) {
-      writer.uint32(32).uint32(message.mediaTokens);
-    }
-    if (message.output !== 0) {
-      writer.uint32(40).int32(message.output);
-    }
-    if (message.reasoningSet !== false) {
-      writer.uint32(48).bool(message.reasoningSet);
-    }
-    if (message.sampling !== undefined) {
-      SamplingParams.encode(message.sampling, writer.uint32(58).fork()).join();
     }
     return writer;
   },
@@ -2655,46 +2564,6 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
             message.model = reader.string();
             continue;
           }
-          case 3: {
-            if (tag !== 24) {
-              break;
-            }
-
-            message.promptTokens = reader.uint32();
-            continue;
-          }
-          case 4: {
-            if (tag !== 32) {
-              break;
-            }
-
-            message.mediaTokens = reader.uint32();
-            continue;
-          }
-          case 5: {
-            if (tag !== 40) {
-              break;
-            }
-
-            message.output = reader.int32() as any;
-            continue;
-          }
-          case 6: {
-            if (tag !== 48) {
-              break;
-            }
-
-            message.reasoningSet = reader.bool();
-            continue;
-          }
-          case 7: {
-            if (tag !== 58) {
-              break;
-            }
-
-            message.sampling = SamplingParams.decode(reader, reader.uint32());
-            continue;
-          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2715,23 +2584,6 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
         ? globalThis.String(object.request_id)
         : "",
       model: isSet(object.model) ? globalThis.String(object.model) : "",
-      promptTokens: isSet(object.promptTokens)
-        ? globalThis.Number(object.promptTokens)
-        : isSet(object.prompt_tokens)
-        ? globalThis.Number(object.prompt_tokens)
-        : 0,
-      mediaTokens: isSet(object.mediaTokens)
-        ? globalThis.Number(object.mediaTokens)
-        : isSet(object.media_tokens)
-        ? globalThis.Number(object.media_tokens)
-        : 0,
-      output: isSet(object.output) ? chatOutputFromJSON(object.output) : 0,
-      reasoningSet: isSet(object.reasoningSet)
-        ? globalThis.Boolean(object.reasoningSet)
-        : isSet(object.reasoning_set)
-        ? globalThis.Boolean(object.reasoning_set)
-        : false,
-      sampling: isSet(object.sampling) ? SamplingParams.fromJSON(object.sampling) : undefined,
     };
   },
 
@@ -2743,21 +2595,6 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
     if (message.model !== "") {
       obj.model = message.model;
     }
-    if (message.promptTokens !== 0) {
-      obj.promptTokens = Math.round(message.promptTokens);
-    }
-    if (message.mediaTokens !== 0) {
-      obj.mediaTokens = Math.round(message.mediaTokens);
-    }
-    if (message.output !== 0) {
-      obj.output = chatOutputToJSON(message.output);
-    }
-    if (message.reasoningSet !== false) {
-      obj.reasoningSet = message.reasoningSet;
-    }
-    if (message.sampling !== undefined) {
-      obj.sampling = SamplingParams.toJSON(message.sampling);
-    }
     return obj;
   },
 
@@ -2768,13 +2605,6 @@ export const TurnStarted: MessageFns<TurnStarted, "millstream.v1.TurnStarted"> =
     const message = createBaseTurnStarted();
     message.requestId = object.requestId ?? "";
     message.model = object.model ?? "";
-    message.promptTokens = object.promptTokens ?? 0;
-    message.mediaTokens = object.mediaTokens ?? 0;
-    message.output = object.output ?? 0;
-    message.reasoningSet = object.reasoningSet ?? false;
-    message.sampling = (object.sampling !== undefined && object.sampling !== null)
-      ? SamplingParams.fromPartial(object.sampling)
-      : undefined;
     return message;
   },
 };
