@@ -1,18 +1,18 @@
-"""Writes the chart's lists of settings by role, below files/.
+"""Writes lists of all services' settings.
 
-settings.json has those of the role's service, with types; removed.json those that it once had, and
-what to write instead. So the chart refuses a wrong one when it is rendered, not when a pod starts.
-`--check` only compares.
+The chart's files/settings.json has them by role, with types: the chart refuses a wrong one when it
+is rendered, not when a pod starts. The services' variables.txt has all variables that our programs
+read: any other is warned of. `--check` only compares.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from millstream_server.cli.flags import ADDRESS_VARIABLE, ADMIN_KEY_VARIABLE, KEY_VARIABLE
 from millstream_server.decode.app import DecodeSettings
 from millstream_server.diffusion.worker.app import MediaDiffusionSettings
 from millstream_server.diffusion.worker.launch import KindSettings
@@ -21,10 +21,13 @@ from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
-from millstream_server.runtime.settings.declare import removed
+from millstream_server.runtime import settings as runtime_settings
+from millstream_server.runtime.settings import declared
+from millstream_server.runtime.settings.declare import PREFIX, variable
 from millstream_server.runtime.settings.show import schema
 
 FILES = Path(__file__).parent / "millstream" / "files"
+VARIABLES = Path(runtime_settings.__file__).with_name("variables.txt")
 ROLES: dict[str, tuple[type[Any], ...]] = {
     "processor": (ProcessorSettings,),
     "encode": (EncodeSettings,),
@@ -59,16 +62,23 @@ def _kind(described: dict[str, Any]) -> Any:
 def texts() -> dict[Path, str]:
     """Return what the files should hold."""
     return {
-        FILES / "settings.json": _text(settings_of),
-        FILES / "removed.json": _text(removed),
+        FILES / "settings.json": _settings(),
+        VARIABLES: _variables(),
     }
 
 
-def _text(of: Callable[[type[Any]], Mapping[str, Any]]) -> str:
-    """Write what ``of`` returns for each role: a line per setting, for diffs."""
+def _variables() -> str:
+    classes = [cls for each in ROLES.values() for cls in each]
+    names = {variable(f.name) for cls in classes for f in declared(cls)}
+    names |= {variable("config"), ADDRESS_VARIABLE, ADMIN_KEY_VARIABLE, KEY_VARIABLE}
+    return "".join(f"{name.removeprefix(PREFIX)}\n" for name in sorted(names))
+
+
+def _settings() -> str:
+    """Write the settings of each role: a line per setting, for diffs."""
     roles = []
     for role, classes in ROLES.items():
-        found = {name: value for cls in classes for name, value in of(cls).items()}
+        found = {name: value for cls in classes for name, value in settings_of(cls).items()}
         lines = [f"    {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)]
         roles.append(f"  {json.dumps(role)}: {{\n" + ",\n".join(lines) + "\n  }")
     return "{\n" + ",\n".join(roles) + "\n}\n"

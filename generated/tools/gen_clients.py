@@ -2,7 +2,7 @@
 
 Each language has a buf template beside this file, generators of a fixed version, and a folder that
 holds generated files only. The check generates into a temporary folder and compares. A language
-whose generators aren't here is skipped with the reason; with MILLSTREAM_TOOLCHAINS=required, as in
+whose generators aren't here is skipped with the reason; with TOOLCHAINS=required, as in
 CI, that fails.
 """
 
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare, change nothing")
     parser.add_argument("languages", nargs="*", help=", ".join(LANGUAGES))
     options = parser.parse_args(arguments)
-    must_run = not options.check or os.environ.get("MILLSTREAM_TOOLCHAINS") == "required"
+    must_run = not options.check or os.environ.get("TOOLCHAINS") == "required"
     failed = False
     for name in options.languages or LANGUAGES:
         if why := LANGUAGES[name].missing():

@@ -26,14 +26,14 @@ from tests.support.wire.certificates import Authority, SecretMount
 from tests.support.wire.echo_service import raw_call
 from tests.support.wire.failures import refusal
 from tests.support.wire.raw_http2 import connected, request_fields
-from tests.support.worker.older_worker import OlderWorker
+from tests.support.worker.without_optional_rpcs import WorkerWithoutOptionalRpcs
 
 NAME = "millstream.v1.WorkerService"
 PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-class Worker(OlderWorker):
+class Worker(WorkerWithoutOptionalRpcs):
     async def GetWorkerInfo(
         self, request: worker_pb2.GetWorkerInfoRequest, context: Any
     ) -> worker_pb2.GetWorkerInfoResponse:

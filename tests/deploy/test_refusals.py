@@ -317,10 +317,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(settings={"drian_s": 5}),
     ),
     (
-        "processor.settings.max_resets: there is no such setting any more; leave it out: it is",
-        {**decode(), "processor": {"settings": {"max_resets": 5}}},
-    ),
-    (
         "decode.pools.main.settings.max_running_requests is 1.5; it must be an integer",
         decode(settings={"max_running_requests": 1.5}),
     ),
@@ -341,10 +337,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "decode.pools.main.settings.engine_args can't be set here: set engineArgs of the pool",
         decode(settings={"engine_args": {"tp_size": 2}}),
-    ),
-    (
-        "encode.pools.main.settings.tower can't be set here: set settings.engine, with the same",
-        {**decode(), "encode": role(model="llama", settings={"tower": "simulated"})},
     ),
     (
         "decode.pools.main.rollout: maxSurge and maxUnavailable are both 0",

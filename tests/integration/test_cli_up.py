@@ -86,13 +86,16 @@ async def gone(*processes: int) -> None:
     await until(lambda: not any(alive(pid) for pid in processes))
 
 
-async def test_start_table_and_drain(tmp_path: Path) -> None:
+async def test_start_table_and_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_LOGLEVEL", "debug")
     weights = tmp_path / "decode-1.weights.json"  # noted in an earlier run
     weights.write_text("{}")
     slow = {"processor": ["--load-s", "2.5"], "prefill-1": ["--load-s", "2"]}  # a phase is seen
     async with running(tmp_path, slow) as up:
         await up.expect("Ctrl-C stops the suite")
         assert not weights.exists()
+        unread = "MILLSTREAM_LOGLEVEL (did you mean MILLSTREAM_LOG_LEVEL?)"
+        assert f"variables that no program reads: {unread}\n" in up.text
         assert "prefill-1: loading the model" in up.text
         assert re.search(r"Ready after \d+\.\d s", up.text)
         assert 'millstream chat "What is Millstream?"' in up.text

@@ -57,7 +57,14 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedSuite]:
         max_queued_requests=QUEUED,
     )
     closed = made.add_processor("closed", max_connection_age_s=AGE_S)
-    closed.env = {**closed.env, "MILLSTREAM_API_KEYS": f"alice:{KEY}"}
+    closed.env = {
+        **closed.env,
+        "MILLSTREAM_API_KEYS": f"alice:{KEY}",
+        "MILLSTREAM_DRAINS": "5",
+        "MILLSTREAM_PROCESSOR_SERVICE_HOST": "10.0.0.1",  # as Kubernetes sets it
+        "MILLSTREAM_WEIGHTS_DIRS": "/",  # workers read it
+        "MILLSTREAM_XYZZY": "1",
+    }
     with made.running():
         yield made
 
@@ -66,6 +73,14 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedSuite]:
 async def _stub(service: ServiceProcess) -> AsyncIterator[Any]:
     async with grpc.aio.insecure_channel(service.address) as channel:
         yield processor_pb2_grpc.ProcessorServiceStub(channel)
+
+
+def test_variables_that_no_program_reads_are_one_warning(suite: SimulatedSuite) -> None:
+    told = "variables that no program reads"
+    lines = suite.services["closed"].log.read_text().splitlines()
+    assert [line.partition(told)[2] for line in lines if told in line and " WARNING " in line] == [
+        ' variables="MILLSTREAM_DRAINS (did you mean MILLSTREAM_DRAIN_S?), MILLSTREAM_XYZZY"'
+    ]
 
 
 def _tokenize(stub: Any, text: str = "a", **call: Any) -> Any:

@@ -183,7 +183,7 @@ def test_a_missing_generator_is_said_and_in_ci_a_failure(
     required: str,
     code: int,
 ) -> None:
-    monkeypatch.setenv("MILLSTREAM_TOOLCHAINS", required)
+    monkeypatch.setenv("TOOLCHAINS", required)
     other = gen_clients.Tool((sys.executable, "--version"), "Python 2.1")
     language = gen_clients.Language("stubs", lambda _: None, (other,))
     monkeypatch.setattr(gen_clients, "LANGUAGES", {"made": language})

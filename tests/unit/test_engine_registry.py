@@ -94,13 +94,6 @@ def test_whoever_asks_for_another_is_told_why() -> None:
         registry.adapter("nothing")
 
 
-def test_the_towers_setting_has_gone(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        _settings(EncodeSettings, "--tower", "simulated")
-    sentence = "--tower: there is no such setting any more; use --engine, with the same values"
-    assert sentence in capsys.readouterr().err
-
-
 def test_settings_of_engines_have_different_names() -> None:
     for cls in _SERVICES:
         names = [f.name for f in runtime.declared(cls)]

@@ -20,6 +20,7 @@ from millstream_server.runtime.settings import (
     group,
     load,
     setting,
+    unread_variables,
 )
 from millstream_server.runtime.transport.options import TransportOptions
 
@@ -244,3 +245,26 @@ def test_what_is_no_origin_of_a_page_is_refused(origin: str) -> None:
     settings = ProcessorSettings(models=(), workers=(), cors_origins=(origin,))
     with pytest.raises(SettingsError, match=r"--cors-origins: .* as browsers send it"):
         settings.transport()
+
+
+def test_a_variable_that_no_program_reads_is_found_with_what_was_probably_meant() -> None:
+    env = dict.fromkeys(
+        ("MILLSTREAM_LOGLEVEL", "MILLSTREAM_XYZZY", "LOGLEVEL", "XMILLSTREAM_A"), ""
+    )
+    assert unread_variables(env) == [
+        "MILLSTREAM_LOGLEVEL (did you mean MILLSTREAM_LOG_LEVEL?)",
+        "MILLSTREAM_XYZZY",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CONFIG", "ENGINE_ARGS", "TICKET_KEY", "API_KEY", "ADMIN_KEY", "ADDRESS", "STORAGE_URL"),
+        *("PORT", "SERVICE_HOST", "SERVICE_PORT"),
+        *("PROCESSOR_SERVICE_HOST", "PROCESSOR_SERVICE_PORT", "PROCESSOR_SERVICE_PORT_GRPC"),
+        *("PROCESSOR_PORT", "PROCESSOR_PORT_50051_TCP", "PROCESSOR_PORT_50051_TCP_ADDR"),
+    ],
+)
+def test_what_any_program_reads_or_kubernetes_sets_is_not_told(name: str) -> None:
+    assert unread_variables({f"MILLSTREAM_{name}": "x"}) == []

@@ -16,10 +16,8 @@ import yaml
 
 from millstream_server.decode.app import DecodeSettings
 from millstream_server.diffusion.worker.app import MediaDiffusionSettings
-from millstream_server.diffusion.worker.text import TextDiffusionSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
-from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     EngineArguments,
@@ -29,7 +27,6 @@ from millstream_server.runtime.settings import (
     schema,
     setting,
 )
-from millstream_server.runtime.settings.declare import removed
 from millstream_server.runtime.settings.show import plain
 
 ALL = (ProcessorSettings, EncodeSettings, DecodeSettings, MediaDiffusionSettings, EmbeddingSettings)
@@ -318,54 +315,3 @@ class Unchecked(DecodeSettings):
 
     def checked(self) -> Self:
         return self
-
-
-# ---- settings that have gone
-
-
-ROLES = (*ALL, TextDiffusionSettings, WorkerSettings)
-
-
-@pytest.mark.parametrize(
-    ("cls", "name"),
-    [
-        pytest.param(cls, name, id=f"{cls.__name__}-{name}")
-        for cls in ROLES
-        for name in removed(cls)
-    ],
-)
-def test_each_setting_that_has_gone_is_refused_as_flag_variable_and_key(
-    cls: type[Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert name not in {f.name for f in declared(cls)}
-    file = tmp_path / "settings.yaml"
-    file.write_text(f"{name}: 1\n")
-    for argv, env in (
-        ([f"--{name.replace('_', '-')}", "1"], {}),
-        ([], {f"MILLSTREAM_{name.upper()}": "1"}),
-        (["--config", str(file)], {}),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            load(cls, argv, env, prog="p", description="d")
-        assert ended.value.code == 2
-        assert removed(cls)[name] in capsys.readouterr().err
-
-
-def test_a_setting_that_has_gone_is_refused_by_name_wherever_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "settings.yaml"
-    file.write_text("workers: [a:1]\ntransport: grpc\n")
-    needed = ["--models", "a=b", "--workers", "a:1"]
-    for argv, env, name in (
-        (["--transport", "grpc"], {}, "--transport: there is no such setting any more"),
-        (["--transport=grpc"], {}, "--transport: there is no such setting any more"),
-        ([], {"MILLSTREAM_TRANSPORT": "h2"}, "MILLSTREAM_TRANSPORT: there is no such setting any"),
-        (["--config", str(file)], {}, "line 2: there is no setting transport any more"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            load(ProcessorSettings, [*needed, *argv], env, prog="p", description="d")
-        assert ended.value.code == 2
-        said = capsys.readouterr().err
-        assert name in said
-        assert "leave it out: clients are served by Millstream's own transport" in said

@@ -42,6 +42,7 @@ from millstream_server.cli.suite.processes import Child, StartError, Suite
 from millstream_server.cli.suite.running import announced
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.lifecycle.python import wrong_python
+from millstream_server.runtime.settings import unread_variables
 
 CommandOf = Callable[[PlannedService], list[str]]
 
@@ -125,6 +126,8 @@ def _locked(log_dir: Path) -> Iterator[None]:
 async def up(plan: SuitePlan, command: CommandOf) -> int:
     """Run a plan's services; ``command`` returns a service's command line."""
     console = open_console()
+    if unread := unread_variables():
+        print_event(console, f"variables that no program reads: {', '.join(unread)}")
     for worker in plan.workers:  # of an earlier run: this one begins with the model's own weights
         plan.weights_record(worker).unlink(missing_ok=True)
     admin_key = secrets.token_hex(32)

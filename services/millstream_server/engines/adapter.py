@@ -8,10 +8,10 @@ called, so a process loads the vendors of one engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from millstream_server.control.engine import Follower, Role
 from millstream_server.diffusion.diffuser import Diffuser
@@ -32,13 +32,6 @@ ElementChoice = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 # ---- settings that engines share -----------------------------------------------------------------
-
-
-# Settings that went, as engines have them themselves: what to write instead.
-_OWN_ARGUMENTS = {
-    "dtype": "give SGLang's own argument: -- --dtype TYPE",
-    "engine_log_level": "give SGLang's own argument: -- --log-level LEVEL",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +95,6 @@ class ServedEngineSettings(DeviceSettings):
 class VectorEngineSettings(ServedEngineSettings):
     """Settings of an engine for vectors and scores."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = _OWN_ARGUMENTS
-
     max_running_requests: int = setting(
         0, help="most inputs in a batch; 0: the engine decides, 64 on a CPU"
     )
@@ -136,16 +127,6 @@ class VectorEngineSettings(ServedEngineSettings):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEngineSettings(ServedEngineSettings):
     """Settings of an engine that generates text."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = _OWN_ARGUMENTS | {
-        "deterministic": "give SGLang's own argument: -- --enable-deterministic-inference",
-        "lora_target_modules": "give SGLang's own argument: -- --lora-target-modules NAME …",
-        "max_lora_rank": "give SGLang's own argument: -- --max-lora-rank RANK",
-        "memory_saver": "give SGLang's own argument: -- --enable-memory-saver",
-        "reasoning_parser": "give SGLang's own argument: -- --reasoning-parser NAME",
-        "tool_call_parser": "give SGLang's own argument: -- --tool-call-parser NAME",
-        "transfer_backend": "give SGLang's own argument: -- --disaggregation-transfer-backend NAME",
-    }
 
     max_running_requests: int = setting(0, help="most requests at once; 0: the engine decides")
     max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
@@ -183,8 +164,6 @@ class DllmSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffuserEngineSettings(ServedEngineSettings):
     """Settings of an engine for images and videos."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {"engine_log_level": _OWN_ARGUMENTS["engine_log_level"]}
 
     warm_up_timeout_s: float = setting(300.0, help="longest warm-up before the start fails")
 
@@ -236,8 +215,6 @@ class Offer(Generic[EngineT]):
     """
     settings: type[Any] | None = None
     """Settings that only this engine reads; their names differ from those of other engines."""
-    removed: Mapping[str, str] = field(default_factory=dict)
-    """Settings that it once had, and what to write instead."""
     read_arguments: Callable[[Any, Any], EngineArguments] | None = None
     """Checks ``settings`` and the ability's, and reads the arguments of the engine's own; raises
     SettingsError. None: it takes none."""

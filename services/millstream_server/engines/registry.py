@@ -54,14 +54,8 @@ class Engines(Generic[EngineT]):
             for name, each in self._offers.items()
             if each.settings is not None
         ]
-        removed = {name: why for o in self._offers.values() for name, why in o.removed.items()}
         self.own_settings: type[Any] = dataclasses.make_dataclass(
-            "OwnSettings",
-            fields,
-            namespace={"REMOVED": removed},
-            frozen=True,
-            slots=True,
-            kw_only=True,
+            "OwnSettings", fields, frozen=True, slots=True, kw_only=True
         )
         """A group: for each engine, by its name, the settings that only it reads."""
 

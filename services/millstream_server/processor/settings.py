@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from millstream_server.control.engine import Task
 from millstream_server.formats.families import FORMATS
@@ -18,32 +16,6 @@ from millstream_server.runtime.settings import SettingsError, setting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorSettings(ClientPortSettings):
     """Read by `python -m millstream_server.processor`."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "first_message_s": "leave it out: it is 30 s",
-        "loop_share": "leave it out: it is a half",
-        "max_caller_text_wait_s": "leave it out: it is 30 s",
-        "max_connection_age_grace_s": "leave it out: it is twice --max-connection-age-s",
-        "max_connection_streams": "leave it out: it is 2/5 of --max-open-streams",
-        "max_connections": "leave it out: it is 4/5 of --max-open-streams",
-        "max_connections_per_address": "leave it out: it is 2/5 of --max-open-streams",
-        "max_media_bytes": "set --max-open-bytes: it has the same value",
-        "max_media_item_bytes": "leave it out: it is 1/8 of --max-open-bytes",
-        "max_media_items": "leave it out: a conversation has at most 64 images and videos",
-        "max_queued_tokens": "leave it out: it is 1/16 of --max-open-bytes",
-        "max_received_bytes": "leave it out: it is half of --max-open-bytes",
-        "max_request_tokens": "leave it out: it is 1/128 of --max-open-bytes",
-        "max_resets": "leave it out: it is 1/10 of --max-open-streams",
-        "max_text_wait_s": "leave it out: it is 120 s",
-        "max_unsent_bytes": "leave it out: it is half of --max-open-bytes",
-        "prefix_index_blocks": "leave it out: it is 1/256 of --max-open-bytes",
-        "transport": "leave it out: clients are served by Millstream's own transport (ADR 0028)",
-        **dict.fromkeys(
-            ("worker_tls_ca_file", "worker_tls_cert_file", "worker_tls_key_file"),
-            "name the folder of ca.crt, tls.crt and tls.key with --worker-tls-dir",
-        ),
-        "upload_idle_s": "leave it out: it is 10 s",
-    }
 
     models: tuple[str, ...] = setting(
         pairs=True,

@@ -26,7 +26,7 @@ def need(*tools: str | Path) -> None:
     if not missing:
         return
     reason = f"needs {', '.join(missing)}: run `make setup-clients`"
-    if os.environ.get("MILLSTREAM_TOOLCHAINS") == "required":
+    if os.environ.get("TOOLCHAINS") == "required":
         pytest.fail(reason)
     pytest.skip(reason)
 

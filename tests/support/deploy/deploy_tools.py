@@ -46,14 +46,14 @@ Manifest = dict[str, Any]
 def tool(name: str) -> Path:
     """Find a program; skips where it can't be had, fails where `make setup-deploy` wasn't run.
 
-    With MILLSTREAM_TOOLCHAINS=required, as in CI, it fails in either case.
+    With TOOLCHAINS=required, as in CI, it fails in either case.
     """
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         pytest.skip(f"{name} comes for Linux on x86-64 only")
     missing = _ENVIRONMENT / f"no-{name}"
     if missing.exists():
         why = missing.read_text(encoding="utf-8")
-        if os.environ.get("MILLSTREAM_TOOLCHAINS") == "required":
+        if os.environ.get("TOOLCHAINS") == "required":
             pytest.fail(why)
         pytest.skip(why)
     if not (BIN / name).exists():

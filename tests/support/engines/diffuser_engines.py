@@ -182,7 +182,7 @@ def failing_in_sglang() -> Iterator[None]:
         yield
 
 
-SGLANG_VARIABLE = "MILLSTREAM_TEST_SGLANG_DIFFUSER"
+SGLANG_VARIABLE = "TEST_SGLANG_DIFFUSER"
 _EVERYWHERE = [
     pytest.param(simulated_images, id="simulated-images"),
     pytest.param(simulated_videos, id="simulated-videos"),

@@ -89,7 +89,7 @@ async def vllm() -> AsyncIterator[RunningEngine]:
 
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-MODEL_VARIABLE = "MILLSTREAM_TEST_SGLANG_MODEL"
+MODEL_VARIABLE = "TEST_SGLANG_MODEL"
 ENGINES = [
     pytest.param(sglang, id="sglang", marks=pytest.mark.sglang)
     if MODEL_VARIABLE in os.environ

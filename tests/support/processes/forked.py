@@ -137,7 +137,7 @@ def _python(kind: Kind) -> str:
 
 
 def _address_name(kind: Kind) -> str:
-    return f"MILLSTREAM_TEST_FORK_{kind.upper()}"
+    return f"TEST_FORK_{kind.upper()}"
 
 
 def start(

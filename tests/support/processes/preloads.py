@@ -12,10 +12,10 @@ from millstream_server.engines.vllm import preload as vllm
 from millstream_server.runtime.forking.preload import Preload
 from millstream_server.runtime.forking.spawning import fork_instead_of_spawning
 
-PRELOAD_VARIABLE = "MILLSTREAM_TEST_PRELOAD"
+PRELOAD_VARIABLE = "TEST_PRELOAD"
 """In a job's environment: further modules for it and the processes that its engine starts."""
 
-NESTED_VARIABLE = "MILLSTREAM_TEST_NESTED"
+NESTED_VARIABLE = "TEST_NESTED"
 """In a job's environment, with any value: the processes that SGLang starts will start others, as
 its controller of data-parallel ranks does; those are forked, too."""
 

@@ -23,13 +23,6 @@ TICKET_KEY = secrets.token_hex(32)
 _DEFAULT_FLAGS: dict[str, object] = {"metrics_listen": ""}
 
 
-def _is_older(env: Mapping[str, str]) -> bool:
-    """Return whether services are of a checkout in which simulated_x were settings of their own."""
-    services = env.get("PYTHONPATH", "").partition(":")[0]
-    known = Path(services, "../deploy/helm/millstream/files/settings.json")
-    return bool(services) and "simulated_step_s" in known.read_text(encoding="utf-8")
-
-
 @dataclass
 class ServiceProcess:
     """One service in its own process and process group, its log in a file.
@@ -82,7 +75,7 @@ class ServiceProcess:
             if value is None or name == "engine_args":
                 continue
             flag, to = name, arguments
-            if name.startswith("simulated_") and not _is_older(self.env):
+            if name.startswith("simulated_"):
                 flag, to = name.removeprefix("simulated_"), behind
             to += ["--" + flag.replace("_", "-"), str(value)]
         if behind:

@@ -23,7 +23,7 @@ from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_testing.waiting import EOF, until
-from tests.support.worker.older_worker import OlderWorker
+from tests.support.worker.without_optional_rpcs import WorkerWithoutOptionalRpcs
 
 Image = diffusion_pb2.GenerateImageResponse
 DRAWING = worker_pb2.DiffusionModelInfo(
@@ -47,7 +47,7 @@ EMBEDDING = worker_pb2.EmbeddingModelInfo(
 RANKING = worker_pb2.EmbeddingModelInfo(ranks=True, max_input_tokens=24)
 
 
-class _Worker(OlderWorker):
+class _Worker(WorkerWithoutOptionalRpcs):
     """Says what it is, once."""
 
     def __init__(self, info: worker_pb2.WorkerInfo) -> None:
@@ -57,11 +57,11 @@ class _Worker(OlderWorker):
         return worker_pb2.GetWorkerInfoResponse(info=self.info)
 
     async def WatchWorkerInfo(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
         yield
 
     async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
         yield
 
 

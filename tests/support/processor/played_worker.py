@@ -26,14 +26,14 @@ from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.runtime.errors import ServingError
 from millstream_testing.waiting import EOF, until
-from tests.support.worker.older_worker import OlderWorker
+from tests.support.worker.without_optional_rpcs import WorkerWithoutOptionalRpcs
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 REQUEST = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Sampling(max_new_tokens=4))
 
 
-class PlayedWorker(OlderWorker, decode_pb2_grpc.DecodeServiceServicer):
+class PlayedWorker(WorkerWithoutOptionalRpcs, decode_pb2_grpc.DecodeServiceServicer):
     """Sends the frames that the test puts in."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class PlayedWorker(OlderWorker, decode_pb2_grpc.DecodeServiceServicer):
         return worker_pb2.GetWorkerInfoResponse(info=info)
 
     async def WatchWorkerInfo(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
         yield
 
     async def WatchLoad(

@@ -20,9 +20,8 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- $names := list -}}
 {{- $workers := 0 -}}
 {{- $known := .Files.Get "files/settings.json" | fromJson -}}
-{{- $removed := .Files.Get "files/removed.json" | fromJson -}}
 {{- range $pool := $pools -}}
-{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known "removed" $removed -}}
+{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known -}}
 {{- if has $pool.fullname $names }}
 {{ $pool.path }}: the name {{ $pool.fullname }} is another pool's too; rename this pool
 {{- end -}}
@@ -66,7 +65,6 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
   "bootstrap_host" "it is the pod's address"
   "bootstrap_port" "it is fixed: each pod has an address of its own"
   "num_gpus" "set parallelism.tensor"
-  "tower" "set settings.engine, with the same values"
   "api_keys_file" "set security.apiKeys"
   "ticket_key" "set security.ticketKey.existingSecret"
   "api_keys" "set security.apiKeys.existingSecret"
@@ -101,21 +99,17 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{- end -}}
 {{- end -}}
 
-{{/* Settings that the service doesn't have, or of another type: files/settings.json lists them, files/removed.json those
-that it once had. */}}
+{{/* Settings that the service doesn't have, or of another type: files/settings.json lists them. */}}
 {{- define "millstream.checkSettingTypes" -}}
 {{- $pool := .pool -}}
 {{- $kind := $pool.settings.kind | default "image" | toString -}}
 {{- $role := and (eq $pool.role "diffusion") (eq $kind "text") | ternary "diffusion-text" $pool.role -}}
 {{- $known := index .known $role -}}
-{{- $removed := index .removed $role -}}
 {{- range $name, $value := include "millstream.flatten" (omit $pool.settings "engine_args" "models") | fromYaml -}}
 {{- $path := printf "%s.settings.%s" $pool.path $name -}}
 {{- $type := index $known $name -}}
 {{- $number := regexMatch "^(int|int64|float64)$" (kindOf $value) -}}
-{{- if and (not $type) (hasKey $removed $name) }}
-{{ $path }}: there is no such setting any more; {{ index $removed $name }}
-{{- else if not $type }}
+{{- if not $type }}
 {{ $path }}: {{ $role }} has no such setting; services/millstream_server/{{ $pool.role }}/README.md lists its settings
 {{- else if kindIs "slice" $type -}}
 {{- if not (has $value $type) }}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from millstream_server.control.engine import Role
 from millstream_server.diffusion.diffuser import Diffuser
@@ -31,12 +30,6 @@ _STORAGE_TIMEOUT_S = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionWorkerSettings(DiffusionLimits):
     """Limits, the queue, storage."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "decoder_processes": "leave it out: one input image is decoded at once",
-        "max_input_bytes": "leave it out: an input image's file may have 16 MiB",
-        "storage_timeout_s": "leave it out: an output may take 60 s to be written",
-    }
 
     max_open_pixel_steps: int = setting(
         0,

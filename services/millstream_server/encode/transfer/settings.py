@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from millstream_server.runtime.settings import setting
 
@@ -35,11 +33,6 @@ class EmbeddingTransferSettings:
 class EmbeddingStoreSettings:
     """Settings of the worker that makes embeddings."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "embedding_cached_bytes": "leave it out: embeddings are kept while the store has room",
-        "embedding_lease_s": "leave it out: an embedding may wait for 300 s",
-    }
-
     embedding_store_bytes: int = setting(
         1 << 30,
         help="memory for embeddings, cached and not yet fetched (1 GiB); shared memory, taken as "
@@ -50,14 +43,6 @@ class EmbeddingStoreSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingFetchSettings:
     """Settings of the worker that fetches embeddings."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "embedding_fetch_timeout_s": "leave it out: a fetch may take 10 s",
-        **dict.fromkeys(
-            ("encode_tls_ca_file", "encode_tls_cert_file", "encode_tls_key_file"),
-            "name the folder of ca.crt, tls.crt and tls.key with --encode-tls-dir",
-        ),
-    }
 
     encode_tls_dir: Path | None = setting(
         None,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from millstream_server.control.engine import Role
 from millstream_server.encode.encoder import MediaEncoder
@@ -26,8 +25,6 @@ from millstream_server.worker.host_settings import ModelSettings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeSettings(ModelSettings):
     """Read by `python -m millstream_server.encode`."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {"tower": "use --engine, with the same values"}
 
     engine: EncoderName = setting(
         AUTO,

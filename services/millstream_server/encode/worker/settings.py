@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.encode.transfer.settings import EmbeddingStoreSettings
@@ -20,18 +18,6 @@ _PIPELINE = PipelineOptions()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSettings:
     """Limits of files, and what runs at once."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "batch_patches": "leave it out: a batch has at most 16384 patches",
-        "decoder_memory_bytes": "leave it out: a decoder process may have 2 GiB",
-        "decoder_timeout_s": "leave it out: a file may take 20 s",
-        "max_decoded_bytes": "leave it out: the frames of a file may have 1 GiB",
-        "max_upload_bytes": "leave it out: files that are held may have 1 GiB",
-        "max_video_frames": "leave it out: a video may have 20000 frames; set --max-video-s",
-        "prepare_threads": "leave it out: two items are prepared at once",
-        "video_fps": "leave it out: 2 frames are read per second, as the models were trained",
-        "upload_idle_s": "leave it out: the next bytes of a file may take 10 s",
-    }
 
     max_item_bytes: int = setting(_LIMITS.max_item_bytes, help="most bytes of a file (64 MiB)")
     max_pixels: int = setting(

@@ -142,14 +142,6 @@ def read_simulated(cls: type[Any], given: EngineArguments) -> EngineArguments:
     return read_arguments(given, known)
 
 
-def gone(cls: type[Any]) -> dict[str, str]:
-    """Return the settings that the arguments of ``cls`` were once: what to write instead."""
-    return {
-        f"simulated_{f.name}": f"give the simulated engine's own argument: -- {flag(f.name)} VALUE"
-        for f in declared(cls)
-    }
-
-
 def _generator(own: SimulatedSettings, context: EngineContext) -> GeneratorEngine:
     from millstream_server.engines.simulated.engine import SimulatedEngine  # noqa: PLC0415
 
@@ -291,7 +283,7 @@ def _offer(arguments: type[Any], make: Callable[[Any, EngineContext], EngineT]) 
     def made(_own: None, context: EngineContext) -> EngineT:
         return make(arguments(**context.common.engine_args.values), context)
 
-    return Offer(make=made, read_arguments=read, removed=gone(arguments))
+    return Offer(make=made, read_arguments=read)
 
 
 _TEXT = _offer(SimulatedSettings, _generator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -22,9 +21,6 @@ from millstream_server.worker.host_settings import ModelSettings
 class WorkerSettings(ModelSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "kv_event_buffer": "leave it out: 262144 hashes of a rank are kept",
-    }
     ENGINES: ClassVar[Engines[GeneratorEngine]] = GENERATORS
 
     engine: GeneratorName = setting("sglang", help=f"one of {', '.join(GENERATORS.names)}")

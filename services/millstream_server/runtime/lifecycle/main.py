@@ -53,6 +53,8 @@ def main(
     give_back_freed_memory()
     loaded = settings.load(settings_cls, prog=prog, description=description)
     configure(loaded.log_level, loaded.log_format)
+    if unread := settings.unread_variables():
+        log.warning("variables that no program reads", variables=", ".join(unread))
     plain_grpc_log()
     try:
         code = uvloop.run(_logged(app(loaded)))

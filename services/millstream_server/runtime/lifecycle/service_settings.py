@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from millstream_server.runtime.settings import setting
 
@@ -13,11 +12,6 @@ from millstream_server.runtime.settings import setting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """Where a service listens, who may call it, its telemetry, its shutdown."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "max_connection_age_grace_s": "leave it out: workers' connections have no age",
-        "max_connection_age_s": "leave it out: workers' connections have no age",
-    }
 
     listen: str = setting("0.0.0.0:50051", help="address to serve on, HOST:PORT")
     metrics_listen: str = setting(

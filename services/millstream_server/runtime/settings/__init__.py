@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from millstream_server.runtime.settings.arguments import EngineArguments, ReadArgument
 from millstream_server.runtime.settings.declare import SettingsError, declared, group, setting
-from millstream_server.runtime.settings.load import load, read_first
+from millstream_server.runtime.settings.load import load, read_first, unread_variables
 from millstream_server.runtime.settings.show import describe, schema
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "read_first",
     "schema",
     "setting",
+    "unread_variables",
 ]

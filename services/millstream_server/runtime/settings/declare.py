@@ -58,21 +58,6 @@ def declared(cls: type[Any]) -> Iterator[dataclasses.Field[Any]]:
             yield f
 
 
-def removed(cls: type[Any]) -> Mapping[str, str]:
-    """Return the settings that ``cls`` or a group of it once had: what to write instead, by name.
-
-    A class has them in `REMOVED`: a variable that is ignored would change a service unnoticed.
-    """
-    found: dict[str, str] = {}
-    for each in reversed(cls.__mro__):
-        found |= vars(each).get("REMOVED", {})
-    for f in dataclasses.fields(cls):
-        if "group" in f.metadata:
-            found |= removed(f.metadata["group"])
-    known = {f.name for f in declared(cls)}
-    return {name: instead for name, instead in found.items() if name not in known}
-
-
 def flag(name: str) -> str:
     """Return the flag of a setting."""
     return "--" + name.replace("_", "-")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -35,8 +35,6 @@ class KnownKeys:
     secrets: Collection[str]
     mappings: Collection[str]
     """Those of `names` whose values may be mappings, so that they are no sections."""
-    removed: Mapping[str, str] = field(default_factory=dict)
-    """Settings that there were once: what to write instead, by name."""
     others: bool = False
     """Whether there may be others, which are not looked at."""
 
@@ -120,10 +118,6 @@ class _Reader:
         elif name not in known.names:
             if known.others:
                 return
-            if name in known.removed:
-                self._refuse(
-                    key_node, f"there is no setting {name} any more; {known.removed[name]}"
-                )
             near = difflib.get_close_matches(name.replace("-", "_"), known.names, 1)
             advice = f"; did you mean {near[0]}?" if near else "; --help lists them"
             self._refuse(key_node, f"there is no setting {name}{advice}")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import os
+import re
 import shlex
 import sys
 import typing
@@ -19,12 +21,12 @@ from typing import Any, TypeVar
 
 from millstream_server.runtime.settings.arguments import EngineArguments
 from millstream_server.runtime.settings.declare import (
+    PREFIX,
     SettingsError,
     declared,
     flag,
     from_file,
     from_text,
-    removed,
     variable,
 )
 from millstream_server.runtime.settings.file import FileValue, KnownKeys, read_file
@@ -32,6 +34,10 @@ from millstream_server.runtime.settings.show import plain, print_config, schema
 
 T = TypeVar("T")
 _CONFIG = "config"
+_VARIABLES = Path(__file__).with_name("variables.txt")
+"""All variables that our programs read, without `PREFIX`; `deploy/helm/settings.py` writes it."""
+_SERVICE_LINK = re.compile(r"(^|_)(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_\w+)?)$")
+"""The end of variables that Kubernetes makes of a Service's name, such as millstream-processor."""
 _ORDER = """\
 Where a setting comes from: its flag; else the variable MILLSTREAM_<NAME>; else the YAML file that
 --config or MILLSTREAM_CONFIG names, whose keys are the settings' names (drain_s: 60), also in
@@ -76,7 +82,6 @@ def load(
         sys.stdout.write(json.dumps(schema(cls), indent=2) + "\n")
         raise SystemExit(0)
     try:
-        _refuse_removed(cls, unknown, env)
         _refuse_unknown(cls, unknown, behind, prog)
         path = flags.config or env.get(variable(_CONFIG))
         file = read_file(Path(path), known_keys(cls)) if path else {}
@@ -112,6 +117,22 @@ def read_first(
         return cls()
 
 
+def unread_variables(env: Mapping[str, str] | None = None) -> list[str]:
+    """Return the variables with our prefix that no program of ours reads, such as misspelt ones.
+
+    Each is followed by the name that was probably meant, if there is one.
+    """
+    known = _VARIABLES.read_text(encoding="utf-8").split()
+    unread = []
+    for given in sorted(os.environ if env is None else env):
+        name = given.removeprefix(PREFIX)
+        if name == given or name in known or _SERVICE_LINK.search(name):
+            continue
+        near = difflib.get_close_matches(name, known, 1)
+        unread.append(f"{given} (did you mean {PREFIX}{near[0]}?)" if near else given)
+    return unread
+
+
 def known_keys(cls: type[Any]) -> KnownKeys:
     """Return the keys that a settings file for ``cls`` may have."""
     settings = list(declared(cls))
@@ -119,7 +140,6 @@ def known_keys(cls: type[Any]) -> KnownKeys:
         names=[f.name for f in settings if not f.metadata["secret"]],
         secrets=[f.name for f in settings if f.metadata["secret"]],
         mappings=[f.name for f in settings if f.metadata["pairs"] or _is_arguments(f)],
-        removed=removed(cls),
     )
 
 
@@ -134,14 +154,6 @@ def _split(argv: Sequence[str] | None) -> tuple[list[str], list[str] | None]:
         return words, None
     at = words.index("--")
     return words[:at], words[at + 1 :]
-
-
-def _refuse_removed(cls: type[Any], unknown: list[str], env: Mapping[str, str]) -> None:
-    flags = {word.partition("=")[0] for word in unknown}
-    for name, instead in removed(cls).items():
-        for source, given in ((flag(name), flags), (variable(name), env)):
-            if source in given:
-                raise SettingsError(f"{source}: there is no such setting any more; {instead}")
 
 
 def _refuse_unknown(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 from millstream_server.control.operations import NO_CONTROLS, EngineControls
 from millstream_server.runtime.errors import InvalidRequestError
@@ -89,10 +88,6 @@ class ControlPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSettings:
     """Settings of EngineControlService."""
-
-    REMOVED: ClassVar[Mapping[str, str]] = {
-        "operation_limit_s": "leave it out: an operation is watched again after 1800 s",
-    }
 
     weights_dirs: tuple[str, ...] = setting(
         (),

@@ -1,4 +1,4 @@
-"""A worker of an older version: what was added to WorkerService since 0.1.0 is missing."""
+"""A worker without the RPCs of WorkerService that a worker may leave out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import grpc
 from millstream.v1 import worker_pb2_grpc
 
 
-class OlderWorker(worker_pb2_grpc.WorkerServiceServicer):
+class WorkerWithoutOptionalRpcs(worker_pb2_grpc.WorkerServiceServicer):
     """The methods that it doesn't have; a test adds the others."""
 
     async def WatchKvEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
         yield
 
     async def WatchLoadProgress(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not served here")
         yield
