@@ -211,7 +211,7 @@ def make_core(
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     front = Front(Models(models, router, names, formats or {}), router, **options)
-    redispatch = Redispatcher(router.plan, front.running)
+    redispatch = Redispatcher(router.plan, front.running, front.repeated)
     return ProcessorCore(
         front,
         Prompts(TextLimits()),

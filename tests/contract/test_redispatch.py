@@ -230,6 +230,11 @@ async def test_a_request_that_loses_two_workers_goes_to_no_third(text_model: Tex
         told = await refusal(running.end())
         assert (told.code, told.reason) == (grpc.StatusCode.ABORTED, "REPEATED_LOSS")
         assert not told.retryable
+        again = await refusal(here.start().end())
+        assert (again.code, again.reason) == (grpc.StatusCode.ABORTED, "REPEATED_LOSS")
+        assert "an equal request" in again.message
+        other = await here.start(temperature=0.5).end()
+        assert other.choices[0].finish_reason == LENGTH
 
 
 async def test_a_drain_hands_over_at_its_limit(text_model: TextModel) -> None:

@@ -271,6 +271,23 @@ async def test_a_stream_that_ends_loses_its_requests() -> None:
         assert [len(sink.ends) for sink in sinks] == [1, 1, 1]
 
 
+async def test_a_loss_says_how_many_requests_ran_there() -> None:
+    """A request's choices are one; what a dead engine ends, one by one, is one death."""
+    dead = errors_pb2.RequestError(reason=errors_pb2.ERROR_REASON_ENGINE_FAILED, message="dead")
+    async with linked() as (worker, link):
+        sinks = [Sink() for _ in range(12)]
+        for number, sink in enumerate(sinks):
+            name = "one" if number < 9 else str(number)
+            start(link, sink, replace(REQUEST, request_id=name))
+        await until(lambda: len(worker.controls) == 12)
+        worker.send(errors=[generation_pb2.SlotError(slot=0, error=dead)])
+        worker.send(errors=[generation_pb2.SlotError(slot=10, error=dead)])
+        await until(lambda: bool(sinks[10].ends))
+        worker.frames.put_nowait(None)
+        await until(lambda: all(sink.ends for sink in sinks))
+        assert [sink.ends[0].ran for sink in sinks] == [4] * 12
+
+
 async def test_slots_are_counted_afresh_after_a_loss() -> None:
     async with linked() as (worker, link):
         for _ in range(3):

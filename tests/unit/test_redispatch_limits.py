@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from millstream_server.control.engine import Role
+from millstream_server.diffusion.request import DiffusionRequest, Kind
+from millstream_server.embedding.request import EmbedRequest
 from millstream_server.generation.output import FinishReason
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
 from millstream_server.generation.ticket import KvTransfer
-from millstream_server.processor import redispatch
+from millstream_server.processor import losses, redispatch
+from millstream_server.processor.losses import RepeatedLosses
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.plan import Plan, PlannedLeg, RoutingRequest
@@ -27,8 +34,9 @@ from millstream_server.runtime.errors import (
     WorkerPausedError,
 )
 from millstream_testing.waiting import until
-from tests.support.processor.lossy_turn import GONE, OTHER, lossy, on
+from tests.support.processor.lossy_turn import GONE, OTHER, THIRD, lossy, on
 from tests.support.processor.played_turn import DONE, PAIR, PREFILL, make_view
+from tests.support.telemetry.spans import Samples
 
 # ---- not
 
@@ -185,6 +193,122 @@ async def test_a_turn_that_is_closed_goes_nowhere(text_model: TextModel) -> None
     assert it.routes.asked == []
 
 
+# ---- what ends workers
+
+
+def _gone(ran: int) -> WorkerLostError:
+    error = WorkerLostError("gone")
+    error.ran = ran
+    return error
+
+
+async def test_a_death_where_many_ran_counts_against_none_of_them(text_model: TextModel) -> None:
+    """What goes on until the fifth loss has lost enough, whoever is to blame."""
+    names = ["a", "b", "c", "d"]
+    it = lossy(text_model, plans=[on(make_view(name, Role.DECODE)) for name in names])
+    it.lose([40], _gone(9))
+    for number, name in enumerate(names):
+        it.sink(name).emit([41 + number])
+        assert it.it.client.raised is None
+        it.sink(name).fail(_gone(9))
+    await it.it.client.end()
+    assert isinstance(it.it.client.raised, RepeatedLossError)
+    assert it.ids == [40, 41, 42, 43, 44]
+
+
+async def test_two_losses_at_one_worker_count_once(text_model: TextModel) -> None:
+    """It may be the worker's own fault."""
+    again = make_view("decode", Role.DECODE)
+    it = lossy(text_model, plans=[on(again), on(OTHER)])
+    it.lose([40])
+    it.sink("decode").emit([41])
+    it.sink("decode").fail(GONE)
+    it.sink().emit([42])
+    assert it.it.client.raised is None
+    it.sink().fail(GONE)
+    await it.it.client.end()
+    assert isinstance(it.it.client.raised, RepeatedLossError)
+
+
+async def test_of_many_that_a_death_hit_the_next_deaths_find_the_guilty_one(
+    text_model: TextModel,
+) -> None:
+    """Its prompt ends each worker that computes it: 8 are lost with it, and 12 go on."""
+    first = lossy(text_model, plans=[on(OTHER)] * 8 + [on(THIRD)] * 20, running=400)
+    redispatcher = first.it.turn.parts.redispatch
+    turns = [first, *(lossy(text_model, redispatch=redispatcher) for _ in range(19))]
+    for one in turns:
+        one.lose([40], _gone(20))
+    tried = [one for one in turns if one.it.workers.sinks.get("other")]
+    assert tried == turns[:8], "not the 40 that a drain would let compute at once"
+    for one in tried:
+        one.sink().fail(_gone(300))  # among others, which haven't lost a worker yet
+    await asyncio.sleep(0)
+    for group in (turns[8:16], turns[16:]):
+        for one in group:
+            one.sink("third").emit([41])
+        await asyncio.sleep(0)
+    for one in tried:
+        one.sink("third").fail(_gone(300))
+        await one.it.client.end()
+        assert isinstance(one.it.client.raised, RepeatedLossError)
+    assert [one.ids for one in turns[8:]] == [[40, 41]] * 12
+    assert not any(one.it.turn.error for one in turns[8:])
+
+
+def _asked(**changes: Any) -> GenerationRequest:
+    sampling = Sampling(max_new_tokens=9, **changes.pop("sampling", {}))
+    return GenerationRequest(
+        prompt=changes.pop("prompt", Prompt([1, 2])), sampling=sampling, model="m", **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("caller", "asked", "refused"),
+    [
+        ("a", _asked(request_id="another", sampling={"seed": 5}), True),
+        ("b", _asked(), False),
+        ("a", _asked(prompt=Prompt([1, 2, 3])), False),
+        ("a", _asked(sampling={"temperature": 0.5}), False),
+        ("a", _asked(adapter="x"), False),
+    ],
+)
+def test_an_equal_request_of_the_same_caller_is_refused(
+    caller: str, asked: GenerationRequest, *, refused: bool
+) -> None:
+    repeated, measured = RepeatedLosses(), Samples()
+    repeated.check("a", asked)
+    repeated.add("a", _asked())
+    with pytest.raises(RepeatedLossError) if refused else contextlib.nullcontext():
+        repeated.check(caller, asked)
+    assert measured.grown("millstream_repeated_losses_refused_total", model="m") == refused
+
+
+def test_images_and_vectors_are_told_apart_by_their_content() -> None:
+    repeated = RepeatedLosses()
+    image = DiffusionRequest(kind=Kind.IMAGE, prompt="a cat", input_image=b"png", request_id="1")
+    vectors = EmbedRequest(inputs=["a", [1, 2]], request_id="1")
+    for request in (image, vectors):
+        repeated.add("a", request)
+    for equal in (replace(image, request_id="2", seed=3), replace(vectors, request_id="2")):
+        with pytest.raises(RepeatedLossError, match="10 minutes"):
+            repeated.check("a", equal)
+    repeated.check("a", replace(image, input_image=b"gif"))
+    repeated.check("a", replace(vectors, inputs=["a", [1], [2]]))
+
+
+def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    repeated, now = RepeatedLosses(), [0.0]
+    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
+    for number in range(1025):
+        repeated.add("a", _asked(prompt=Prompt([number])))
+    repeated.check("a", _asked(prompt=Prompt([0])))
+    with pytest.raises(RepeatedLossError):
+        repeated.check("a", _asked(prompt=Prompt([1])))
+    now[0] = 601.0
+    repeated.check("a", _asked(prompt=Prompt([1])))
+
+
 # ---- at most so many at once
 
 
@@ -296,7 +420,7 @@ async def test_a_worker_that_comes_back_with_other_weights_changes_nothing(
 async def test_a_tenth_of_the_running_requests_may(text_model: TextModel) -> None:
     it = lossy(text_model, plans=[on(OTHER)] * 20, n=12, running=110)
     for sink in it.it.workers.sinks["decode"]:
-        sink.fail(GONE)
+        sink.fail(_left())
     assert len(it.it.workers.sinks["other"]) == 11
     it.it.turn.close()
 

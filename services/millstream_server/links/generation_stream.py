@@ -46,7 +46,7 @@ class OpenGeneration(OpenRequest):
     later tokens take the same way as without it.
     """
 
-    __slots__ = ("prompt_tokens", "sink")
+    __slots__ = ("prompt_tokens", "request_id", "sink")
     _stream: GenerationStream
 
     def __init__(
@@ -61,6 +61,8 @@ class OpenGeneration(OpenRequest):
         self.prompt_tokens = tokens = len(request.prompt)
         pending = max(tokens - request.expected_cached_tokens, 1) if stream.prefills else 0
         OpenRequest.__init__(self, stream, slot, place, pending)  # super() takes 0.2 us
+        self.request_id = request.request_id
+        """The same for all choices of a request."""
         self.sink: OutputSink | None = sink
         """None: it has failed here or was abandoned, and its worker has not ended it yet."""
 
@@ -155,6 +157,10 @@ class GenerationStream(SlotStream[OpenGeneration]):
             self._batch_tokens = 0
         self._batch_tokens += tokens
         return self._messages[-1].controls.add()
+
+    @property
+    def _requests(self) -> int:
+        return len({opened.request_id or slot for slot, opened in self._open.items()})
 
     def _freed(self, slot: int) -> None:
         self.sinks[slot] = None

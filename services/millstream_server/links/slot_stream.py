@@ -13,11 +13,14 @@ from typing import Any, Generic, NoReturn, TypeVar
 from millstream_server.control.engine import WorkerDescription
 from millstream_server.links.channel import CallError, Channel, Rpc, Stream
 from millstream_server.routing.workers import Place, WorkerView
-from millstream_server.runtime.errors import ServingError, WorkerLostError
+from millstream_server.runtime.errors import EngineFailedError, ServingError, WorkerLostError
 from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
+
+_ONE_DEATH_S = 1.0
+"""What a worker's death ends is told within this time, request by request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class SlotStream(ABC, Generic[OpenT]):
         self._filled = asyncio.Event()
         """Set when there may be a message to send, or nothing more to wait for."""
         self._finishing = False
+        self._death = (-_ONE_DEATH_S, 0)
+        """When the worker or its engine died, and how many requests it ran then."""
 
     # ---- for the link ----------------------------------------------------------------------------
 
@@ -159,10 +164,20 @@ class SlotStream(ABC, Generic[OpenT]):
             self._filled.set()
         return opened
 
+    @property
+    def _requests(self) -> int:
+        """How many requests are open."""
+        return len(self._open)
+
     def _freed(self, slot: int) -> None:
         """Forget what the ability keeps of a slot."""
 
     def _fail(self, slot: int, error: ServingError) -> None:
+        if isinstance(error, WorkerLostError | EngineFailedError):
+            now = asyncio.get_running_loop().time()
+            if now - self._death[0] > _ONE_DEATH_S:
+                self._death = now, self._requests
+            error.ran = self._death[1]
         opened = self._release(slot)
         self._counts.ended(error.reason)
         self._tell(opened.fail, error)

@@ -202,6 +202,7 @@ def _core(
         max_held_bytes=settings.max_open_bytes,
         redispatch=settings.redispatch,
     )
+    redispatch = Redispatcher(router.plan, front.running, front.repeated)
     return ProcessorCore(
         front,
         Prompts(_text_limits(settings)),
@@ -210,7 +211,7 @@ def _core(
             workers=fleet,
             ticket_key=key,
             unread=fleet.unread,
-            redispatch=Redispatcher(router.plan, front.running) if settings.redispatch else None,
+            redispatch=redispatch if settings.redispatch else None,
         ),
         _media(settings, router, fleet, key),
     )

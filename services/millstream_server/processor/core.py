@@ -82,7 +82,7 @@ class ProcessorCore:
             )
             request, options, media = prepared.request, prepared.options, prepared.media
             try:
-                admission = await self._admit(request, options, asked, conversation.runs)
+                admission = await self._admit(request, options, asked, call, conversation.runs)
             except BaseException:
                 if media:
                     media.release()
@@ -142,7 +142,7 @@ class ProcessorCore:
                 text = await self.prompts.tokenize(served.text, text, special_tokens=True)
             request = request_of(completion.request_id, served, Prompt(text), options, caller)
             check(request, options, served, self.front.limits, paths)
-            admission = await self._admit(request, options, asked)
+            admission = await self._admit(request, options, asked, call)
         return self._start(
             request, options, served, admission, asked, call=call, output=output, continuation=True
         )
@@ -152,6 +152,7 @@ class ProcessorCore:
         request: GenerationRequest,
         options: Options,
         asked: FrontRequest,
+        call: OutputCall,
         runs: Callable[[Stoppable], None] | None = None,
     ) -> Admission:
         """Admit a checked request: at once if there is capacity, else after waiting.
@@ -163,9 +164,10 @@ class ProcessorCore:
         once, so that their clients can use another server.
 
         Raises:
-            ServingError: a worker that it needs isn't connected, the queue is full, or the
-            caller's deadline passed while it waited.
+            ServingError: a worker that it needs isn't connected, the queue is full, the caller's
+            deadline passed while it waited, or an equal request has lost two workers.
         """
+        self.front.repeated.check(call.caller_key, request)
         asked.telemetry.request_known(request, options.n, own_seed="seed" in options.sampling)
         self.front.router.require(request.model)
         admission = asked.enter(

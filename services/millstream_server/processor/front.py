@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
 from millstream_server.links.entry_stream import SlotCall
 from millstream_server.processor.admission import Admission, AdmissionQueue
-from millstream_server.processor.losses import LOSSES, count_from_zero
+from millstream_server.processor.losses import LOSSES, RepeatedLosses, count_from_zero
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import (
@@ -82,6 +82,7 @@ class Front:
         self.router = router
         self.limits = limits
         self.redispatch = redispatch
+        self.repeated = RepeatedLosses()
         if redispatch:
             count_from_zero(models.names)
         self.telemetry = telemetry or FrontTelemetry()
@@ -309,6 +310,10 @@ class FrontRequest:
     @property
     def may_start_again(self) -> bool:
         return self._front.redispatch
+
+    @property
+    def repeated(self) -> RepeatedLosses:
+        return self._front.repeated
 
     def lost(self, error: ServingError) -> None:
         """Its worker was lost; it starts again at another one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from millstream_server.control.engine import Role
@@ -18,6 +18,10 @@ from millstream_server.generation.sampling import Ability
 from millstream_server.processor.losses import (
     LOSSES,
     MOST_LOSSES,
+    MOST_SUSPECTS,
+    RepeatedLosses,
+    counts,
+    is_death,
     repeated_loss,
     was_leaving,
 )
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 _LEAST_AT_ONCE = 8
+_MOST_IN_ALL = 5
+"""Losses of one request, counted against it or not: what kills late ends, too."""
 _SHARE = 10
 """One in so many running requests may compute its prompt again at once."""
 _LONGEST_S = 10.0
@@ -49,11 +55,21 @@ class Redispatcher:
 
     At most a tenth of the running requests compute their prompt again at once, and at least 8. The
     others wait, in order, so that the workers that are left go on with their own tokens meanwhile.
+
+    Of those whose worker has died one may be what ended it. Where more than 8 ran there, none is
+    blamed, and 8 at a time compute their prompts elsewhere: a second death then counts against the
+    few that it hits before their first token.
     """
 
-    def __init__(self, plan: Callable[[RoutingRequest], Plan], running: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        plan: Callable[[RoutingRequest], Plan],
+        running: Callable[[], int],
+        repeated: RepeatedLosses,
+    ) -> None:
         """``plan`` is `Router.plan`; ``running`` counts the requests that run."""
         self._plan = plan
+        self._repeated = repeated
         self._running = running
         self._computing: dict[Successor, asyncio.TimerHandle] = {}
         self._waiting: deque[Successor] = deque()
@@ -69,11 +85,9 @@ class Redispatcher:
             choice.reopen(turn, before)
             choice.finish(end)
             return True
-        losses, handoffs = _losses(before, error)
-        if max(losses, handoffs) >= MOST_LOSSES:
-            poisonous = losses >= MOST_LOSSES
-            self._count(turn, "repeated_loss" if poisonous else "refused")
-            turn.fail(repeated_loss(losses) if poisonous else error)
+        blamed_at, losses, handoffs = _losses(before, error, leg.place.address)
+        if max(len(blamed_at), handoffs) >= MOST_LOSSES or losses >= _MOST_IN_ALL:
+            self._end(turn, error, blamed_at, losses)
             return True
         way = way_of(_lost(turn, choice, leg.place.worker))
         if way is None:
@@ -84,7 +98,8 @@ class Redispatcher:
         weights = weights_of(leg.place.worker)
         if weights is None:  # never: it has run this request
             return False
-        loss = Loss(_avoided(choice, leg.place, error), weights, error, losses, handoffs)
+        avoided = _avoided(choice, leg.place, error)
+        loss = Loss(avoided, weights, error, blamed_at, losses, handoffs)
         successor = Successor(turn, choice, loss, way, self)
         choice.reopen(turn, successor)
         if way is Way.AGAIN:
@@ -92,6 +107,18 @@ class Redispatcher:
         self._waiting.append(successor)
         self._begin()
         return True
+
+    def _end(self, turn: Turn, error: ServingError, blamed_at: Sequence[str], losses: int) -> None:
+        """End a turn that goes nowhere else: by its losses, or by hand-offs that failed."""
+        repeated = len(blamed_at) >= MOST_LOSSES
+        if not repeated and losses < _MOST_IN_ALL:
+            self._count(turn, "refused")
+            turn.fail(error)
+            return
+        self._count(turn, "repeated_loss")
+        turn.fail(repeated_loss(losses))
+        if repeated and is_death(error):
+            self._repeated.add(turn.output.caller_key, turn.request)
 
     def computed(self, successor: Successor) -> None:
         """Let others begin: its prompt is computed, it is cancelled, or it has ended.
@@ -110,7 +137,7 @@ class Redispatcher:
 
     def _begin(self) -> None:
         """Start those that wait, as far as there is room."""
-        while self._waiting and len(self._computing) < self._most:
+        while self._waiting and len(self._computing) < self._most(self._waiting[0]):
             successor = self._waiting.popleft()
             loop = asyncio.get_running_loop()
             timer = loop.call_later(_LONGEST_S, self.computed, successor)
@@ -129,8 +156,9 @@ class Redispatcher:
             else:
                 self._count(successor.turn, successor.way.value.lower())
 
-    @property
-    def _most(self) -> int:
+    def _most(self, successor: Successor) -> int:
+        if is_death(successor.loss.error):
+            return MOST_SUSPECTS
         return max(_LEAST_AT_ONCE, self._running() // _SHARE)
 
     @staticmethod
@@ -170,17 +198,30 @@ def _missed_end(turn: Turn, choice: Choice) -> Finish | None:
     )
 
 
-def _losses(before: Successor | None, error: ServingError) -> tuple[int, int]:
-    """Count the workers lost so far, one after the other, and the hand-offs that failed.
+def _losses(
+    before: Successor | None, error: ServingError, address: str
+) -> tuple[tuple[str, ...], int, int]:
+    """Return where losses count against the request, all of its losses, and failed hand-offs.
 
-    A worker that was leaving doesn't count, unless the request came no further there: else one that
-    is refused everywhere would be sent around for ever.
+    A death counts where few requests ran, or where this one was among the few that computed their
+    prompts again behind a death before. A worker that was leaving counts only if the request came
+    no further there: else one that is refused everywhere would be sent around for ever.
     """
-    lost, handoffs = (before.loss.count, before.loss.handoffs) if before else (0, 0)
+    blamed_at, lost, handoffs = (
+        (before.loss.blamed_at, before.loss.count, before.loss.handoffs) if before else ((), 0, 0)
+    )
     if isinstance(error, KvTransferError):
-        return lost, handoffs + 1  # no worker has died of it
+        return blamed_at, lost, handoffs + 1  # no worker has died of it
     no_further = before is not None and not before.has_tokens
-    return lost + (no_further or not was_leaving(error)), handoffs
+    if was_leaving(error):
+        blames = no_further
+    else:
+        one_of_few = before is not None and no_further and is_death(before.loss.error)
+        blames = counts(error) or (one_of_few and is_death(error))
+        lost += 1
+    if blames and address not in blamed_at:
+        blamed_at = (*blamed_at, address)
+    return blamed_at, max(lost, len(blamed_at)), handoffs
 
 
 def _lost(turn: Turn, choice: Choice, worker: WorkerView) -> Lost:

@@ -51,8 +51,10 @@ class Loss:
     """The worker's: a restarted one may have others."""
     error: ServingError
     """What the choice would have ended with."""
+    blamed_at: tuple[str, ...]
+    """Where losses count against the request."""
     count: int
-    """Workers that it has lost so far, one after the other."""
+    """Workers that it has lost so far, one after the other, but for those that were leaving."""
     handoffs: int
     """Hand-offs of it that have failed."""
 

@@ -290,6 +290,8 @@ class WorkerLostError(UnavailableError):
     reason = "WORKER_LOST"
     was_leaving = False
     """Whether the worker had announced its shutdown: then the request isn't what ended it."""
+    ran = 0
+    """How many requests of this server it ran then."""
 
 
 class WorkerDrainingError(UnavailableError):
@@ -308,6 +310,8 @@ class EngineFailedError(UnavailableError):
     """The engine behind the worker died."""
 
     reason = "ENGINE_FAILED"
+    ran = 0
+    """How many requests of this server it ran then."""
 
 
 class KvTransferError(UnavailableError):

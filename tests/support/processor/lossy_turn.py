@@ -8,6 +8,7 @@ from typing import Any
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.processor.losses import RepeatedLosses
 from millstream_server.processor.redispatch import Redispatcher
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
@@ -90,6 +91,6 @@ def lossy(
 ) -> Lossy:
     """Start a turn; ``redispatch``: another turn's, whose plans it then has."""
     routes = Routes() if plans is None else Routes(list(plans))
-    redispatch = redispatch or Redispatcher(routes.plan, lambda: running)
+    redispatch = redispatch or Redispatcher(routes.plan, lambda: running, RepeatedLosses())
     parts = replace(make_parts(), redispatch=redispatch)
     return Lossy(start_turn(text_model, plan, parts=parts, **turn), routes)

@@ -207,7 +207,7 @@ class ProcessorNode(Node):
             workers=self.fleet,
             ticket_key=KEY,
             unread=self.fleet.unread,
-            redispatch=Redispatcher(self.router.plan, self.front.running),
+            redispatch=Redispatcher(self.router.plan, self.front.running, self.front.repeated),
         )
         media = ProcessorMedia(
             self.router,

@@ -60,7 +60,7 @@ class DiffusionCore:
             end = await run_on_a_worker(
                 asked,
                 fit,
-                request.priority,
+                request,
                 lambda address, engine: self._made(request, address, engine, asked, output),
             )
             asked.end(input_tokens=end.prompt_tokens)

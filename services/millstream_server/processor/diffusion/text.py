@@ -34,11 +34,13 @@ from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
+    RepeatedLossError,
     ServingError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
+from millstream_server.runtime.rpc.auth import caller
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -69,6 +71,7 @@ class TextForwarder:
         """
         with FrontRequest(self._front, Task.GENERATE_TEXT, request.trace) as asked:
             request = self._checked(request, asked)
+            self._front.repeated.check(caller().key, request)
             self._front.router.require(request.model)
             tokens, left_s = most_tokens(request, 1), request.time_left_s
             admission = asked.enter(1, tokens, Priority.NORMAL, left_s)
@@ -142,6 +145,7 @@ class _TextRequest:
         self._cancelled = False
         self._lost: ServingError | None = None
         """How it lost its first worker; it has a second one."""
+        self._caller_key = caller().key
         front.work.begin()
 
     def begin(self) -> None:
@@ -230,6 +234,8 @@ class _TextRequest:
             return
         if self._lost is not None and not self._started:
             error = told_of(self._request.model, self._lost, error)
+            if isinstance(error, RepeatedLossError):
+                self._front.repeated.add(self._caller_key, self._request)
         self._leave()
         self._sink.fail(error)
         self._front.count(error)

@@ -68,7 +68,7 @@ class VectorsCore:
                 end = await run_on_a_worker(
                     asked,
                     fit,
-                    request.priority,
+                    request,
                     lambda address, engine: self._embedded(request, address, engine, asked, output),
                 )
             except InvalidRequestError as error:
@@ -148,7 +148,7 @@ class VectorsCore:
                 return ranking
 
             try:
-                ranking = await run_on_a_worker(asked, fit, request.priority, ranked_at)
+                ranking = await run_on_a_worker(asked, fit, sent, ranked_at)
             except InvalidRequestError as error:
                 raise _for_client(error, texts) from error
             asked.end(input_tokens=ranking.input_tokens)

@@ -210,6 +210,11 @@ REDISPATCHES = counter(
     "continue_with_state, again, replay) or why they could not (refused, no_worker, repeated_loss)",
     ["model", "outcome"],
 )
+REPEATED_LOSSES_REFUSED = counter(
+    "millstream_repeated_losses_refused",
+    "Requests refused since an equal one of the same caller has lost two workers",
+    ["model"],
+)
 DISCOVERY_FAILURES = counter(
     "millstream_discovery_failures", "Times that discovery broke by a bug and was started again"
 )
