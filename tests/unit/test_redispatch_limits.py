@@ -16,7 +16,7 @@ from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.generation.ticket import KvTransfer
-from millstream_server.processor import losses, redispatch
+from millstream_server.processor import redispatch
 from millstream_server.processor.losses import RepeatedLosses
 from millstream_server.processor.redispatch_ways import Way
 from millstream_server.processor.text.tokenizer import TextModel
@@ -299,7 +299,7 @@ def test_images_and_vectors_are_told_apart_by_their_content() -> None:
 
 def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     repeated, now = RepeatedLosses(), [0.0]
-    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("millstream_server.processor.losses.time.monotonic", lambda: now[0])
     for number in range(1025):
         repeated.add("a", _asked(prompt=Prompt([number])))
     repeated.check("a", _asked(prompt=Prompt([0])))
