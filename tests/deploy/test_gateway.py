@@ -98,6 +98,8 @@ def test_the_inference_pool_is_of_processors(render: Render) -> None:
     ]
     assert selected == ["processor"]
     assert spec["targetPorts"] == [{"number": 50051}]
+    picker = {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
+    assert spec["endpointPickerRef"] == picker
     assert "appProtocol" not in spec
     change = {"gateway": {"inferencePool": {"h2c": True}}}
     (told,) = objects(render(values=merged(ON, change)), "InferencePool")

@@ -26,18 +26,23 @@ def probes(pool: RenderedPool) -> dict[str, dict[str, Any]]:
 
 
 def test_probes_ask_by_service_name(render: Render) -> None:
-    for pool in rendered_pools(render("epd")):
-        service = f"millstream.v1.{pool.role.title()}Service"
-        startup = "liveness" if pool.role == "processor" else service
-        assert probes(pool) == {
-            "startup": {"port": 50051, "service": startup},
-            "readiness": {"port": 50051, "service": service},
-            "liveness": {"port": 50051, "service": "liveness"},
-        }
-
-
-def test_one_model_without_workers_does_not_take_the_others_away(render: Render) -> None:
-    assert probes(pool_of(render("all"), "processor"))["readiness"]["service"] == "accepting"
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["poolDefaults"]
+    of_values = {name: defaults["probes"][name] for name in ("readiness", "liveness")}
+    del of_values["readiness"]["service"]
+    for example in values_files():
+        for pool in rendered_pools(render(example)):
+            startup = readiness = f"millstream.v1.{pool.role.title()}Service"
+            if pool.role == "processor":
+                # One of several models without workers doesn't take the others away.
+                startup, readiness = "liveness", "accepting" if example == "all" else readiness
+            port = 50052 if example == "all" else 50051  # beside TLS
+            assert probes(pool) == {
+                "startup": {"port": port, "service": startup},
+                "readiness": {"port": port, "service": readiness},
+                "liveness": {"port": port, "service": "liveness"},
+            }
+            for name, times in of_values.items():
+                assert pool.container[f"{name}Probe"].items() >= times.items()
 
 
 def test_startup_budget_is_what_the_values_say(render: Render) -> None:
