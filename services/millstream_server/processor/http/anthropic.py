@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.http import anthropic_requests as requests
@@ -47,6 +49,26 @@ _RENAMED = (
 """Names of OpenAI's API as names of this one."""
 
 
+class TokenCount(msgspec.Struct):
+    """The answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+class MessageError(msgspec.Struct):
+    """A failure, as Anthropic says it."""
+
+    type: str
+    message: str
+
+
+class MessageErrorBody(msgspec.Struct):
+    """The body of a failure at Anthropic's endpoints."""
+
+    type: Literal["error"]
+    error: MessageError
+
+
 class Anthropic:
     """Serves the Messages API; one per process."""
 
@@ -84,17 +106,16 @@ class Anthropic:
             paths=ConversationPaths(continues=CONTINUE if answers.continues else ""),
         )
         tokens = await self._pipeline.texts.of_chat(chat)
-        await call.write(encode({"input_tokens": len(tokens.ids)}))
+        await call.write(encode(TokenCount(len(tokens.ids))))
 
 
 def refuse(failure: Failure) -> Refusal:
     """Return the response of a failure, as Anthropic's API says it."""
     status = status_of(failure)
-    error = {"type": _TYPES.get(status, "api_error"), "message": _sentence(failure)}
-    body: dict[str, Any] = {"type": "error", "error": error}
+    error = MessageError(_TYPES.get(status, "api_error"), _sentence(failure))
     return Refusal(
         status=status,
-        body=encode(body),
+        body=encode(MessageErrorBody("error", error)),
         headers=retry_after(failure),
         event=event("error", error=error),
     )

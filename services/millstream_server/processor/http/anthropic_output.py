@@ -6,8 +6,8 @@ gets a signature last: clients drop reasoning without one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 SIGNATURE = "none"
 """Of every block of reasoning: it says that the text isn't signed, and no one checks it."""
-_STOPS = {
+Stop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_STOPS: Mapping[FinishReason, Stop] = {
     FinishReason.STOP: "end_turn",
     FinishReason.LENGTH: "max_tokens",
     FinishReason.TOOL_CALLS: "tool_use",
@@ -30,35 +31,49 @@ _STOPS = {
 }
 
 
-class _Usage(msgspec.Struct):
+class MessageUsage(msgspec.Struct):
+    """Counts of tokens, as Anthropic has them."""
+
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
-    cache_creation_input_tokens: int = 0
+    cache_creation_input_tokens: int
 
 
-class _Message(msgspec.Struct):
+class MessageAnswer(msgspec.Struct):
+    """The answer of /v1/messages; its blocks are of text, thinking or tool_use."""
+
     id: str
     model: str
     content: list[dict[str, Any]]
-    stop_reason: str | None
+    stop_reason: Stop | None
     stop_sequence: str | None
-    usage: _Usage
-    type: str = "message"
-    role: str = "assistant"
+    usage: MessageUsage
+    type: Literal["message"]
+    role: Literal["assistant"]
 
 
-def _usage_of(turn: Turn) -> _Usage:
+class MessageEvent(msgspec.Struct):
+    """An event of /v1/messages, of the types that Anthropic has."""
+
+    type: str
+
+
+def _answer(
+    turn: Turn, content: list[dict[str, Any]], stop: Stop | None, sequence: str | None
+) -> MessageAnswer:
+    answer_id = "msg_" + turn.request.request_id.removeprefix("req-")
+    common = (turn.request.model, content, stop, sequence, _usage_of(turn))
+    return MessageAnswer(answer_id, *common, "message", "assistant")
+
+
+def _usage_of(turn: Turn) -> MessageUsage:
     used = turn.usage()
     prompt = used.prompt_tokens - used.cached_tokens  # this API counts the cached ones apart
-    return _Usage(prompt, used.completion_tokens, used.cached_tokens)
+    return MessageUsage(prompt, used.completion_tokens, used.cached_tokens, 0)
 
 
-def _id_of(turn: Turn) -> str:
-    return "msg_" + turn.request.request_id.removeprefix("req-")
-
-
-def _stop_of(delta: Delta) -> tuple[str | None, str | None]:
+def _stop_of(delta: Delta) -> tuple[Stop | None, str | None]:
     if isinstance(delta.matched_stop, str):
         return "stop_sequence", delta.matched_stop
     return _STOPS[delta.finish_reason] if delta.finish_reason else None, None
@@ -96,7 +111,7 @@ class MessageEvents(PulledOutput):
         parts: list[bytes] = []
         if not self._begun:
             self._begun = True
-            empty = _Message(_id_of(turn), turn.request.model, [], None, None, _usage_of(turn))
+            empty = _answer(turn, [], None, None)
             empty.usage.output_tokens = 0
             parts.append(event("message_start", message=empty))
         for delta in deltas:
@@ -171,10 +186,7 @@ class WholeMessage(PulledOutput):
             return (None,)
         self._end(turn)
         content = [_block(start, "".join(texts)) for start, texts in self._blocks]
-        stop = _stop_of(deltas[-1])
-        return (
-            encode(_Message(_id_of(turn), turn.request.model, content, *stop, _usage_of(turn))),
-        )
+        return (encode(_answer(turn, content, *_stop_of(deltas[-1]))),)
 
     def _add(self, piece: Event) -> None:
         match piece:

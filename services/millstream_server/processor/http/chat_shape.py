@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from millstream_server.formats.events import Arguments, CallStart, Event, Reasoning, Text
 from millstream_server.processor.choice import Delta
-from millstream_server.processor.http.output import FINISH, encode, logprobs_of
+from millstream_server.processor.http.output import (
+    FINISH,
+    Finish,
+    Head,
+    Logprob,
+    TokenUsage,
+    encode,
+    logprobs_of,
+)
 
 if TYPE_CHECKING:
     from millstream_server.processor.choice import Choice
@@ -38,19 +46,30 @@ class _Delta(msgspec.Struct, omit_defaults=True):
     tool_calls: list[_CallPiece] = []
 
 
-class _Call(msgspec.Struct):
+class AnsweredFunction(msgspec.Struct):
+    """A call's tool, and its arguments as text."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(msgspec.Struct):
+    """A call."""
+
     id: str
-    function: _Function
-    type: str = "function"
+    function: AnsweredFunction
+    type: Literal["function"]
 
 
-class _Message(msgspec.Struct):
-    role: str
+class ChatAnswer(msgspec.Struct):
+    """What a model said."""
+
+    role: Literal["assistant"]
     content: str | None
     refusal: None
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[_Call] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnsweredCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatShape:
@@ -109,10 +128,10 @@ class ChatShape:
     def whole(self, choice: Choice) -> bytes:
         said = choice.message
         calls = [
-            _Call(start.id, _Function(start.name, "".join(pieces)))
+            AnsweredCall(start.id, AnsweredFunction(start.name, "".join(pieces)), "function")
             for start, pieces in self._calls.get(choice.index, ())
         ]
-        message = _Message("assistant", said.text or (None if calls else ""), None)
+        message = ChatAnswer("assistant", said.text or (None if calls else ""), None)
         if said.reasoning:
             message.reasoning_content = message.reasoning = said.reasoning
         if calls:
@@ -136,3 +155,47 @@ def _piece(event: Event) -> _Delta | None:
         case Arguments(index, json):
             return _Delta(tool_calls=[_CallPiece(index, function=_Function(arguments=json))])
     return None  # a call's end has nothing to say
+
+
+# ---- what `ChatShape`, `Events` and `Whole` write in pieces, for the document -------------------
+
+
+class Logprobs(msgspec.Struct):
+    """Of all tokens of a choice."""
+
+    content: list[Logprob]
+    refusal: None
+
+
+class ChatChoice(msgspec.Struct):
+    """One of `n` answers."""
+
+    index: int
+    message: ChatAnswer
+    logprobs: Logprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletion(Head):
+    """The answer of /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: TokenUsage
+
+
+class ChunkChoice(msgspec.Struct):
+    """What is new of an answer: `delta` has fields of a message."""
+
+    index: int
+    delta: dict[str, Any]
+    logprobs: Logprobs | None
+    finish_reason: Finish | None
+
+
+class ChatCompletionChunk(Head):
+    """An event of /v1/chat/completions."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChoice]
+    usage: TokenUsage | msgspec.UnsetType | None = msgspec.UNSET

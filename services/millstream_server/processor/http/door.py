@@ -11,7 +11,7 @@ from millstream_server.processor.http.chats import Asked, output_of, prepare, ru
 from millstream_server.processor.http.completions import Completions
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.images import ImageEndpoints
-from millstream_server.processor.http.model_list import ModelList
+from millstream_server.processor.http.model_list import ModelEndpoints
 from millstream_server.processor.http.openapi import document
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.page import Page
@@ -35,7 +35,7 @@ class Door:
             Endpoint("POST", "/v1/chat/completions/render", self.render, refuse),
             Endpoint("GET", "/openapi.json", self.openapi, refuse),
             *Completions(pipeline).endpoints(),
-            *ModelList(pipeline.texts).endpoints(),
+            *ModelEndpoints(pipeline.texts).endpoints(),
             *ResponsesApi(pipeline).endpoints(),
             *Anthropic(pipeline).endpoints(),
             *VectorEndpoints(pipeline).endpoints(),

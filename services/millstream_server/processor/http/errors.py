@@ -46,15 +46,19 @@ Rename = Callable[[str], str]
 """Puts the names of an endpoint in place of the contract's."""
 
 
-class _Error(msgspec.Struct):
+class Error(msgspec.Struct):
+    """A failure; `param` is the field that it is about."""
+
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _Body(msgspec.Struct):
-    error: _Error
+class ErrorBody(msgspec.Struct):
+    """The body of a failure, and what an event says of one."""
+
+    error: Error
 
 
 def refuse(failure: Failure) -> Refusal:
@@ -65,7 +69,7 @@ def refuse(failure: Failure) -> Refusal:
 def refused(failure: Failure, rename: Rename) -> Refusal:
     """Return the response of a failure, in the names of an endpoint."""
     status = status_of(failure)
-    body = msgspec.json.encode(_Body(_error(failure, status, rename)))
+    body = msgspec.json.encode(ErrorBody(_error(failure, status, rename)))
     return Refusal(
         status=status,
         body=body,
@@ -74,12 +78,12 @@ def refused(failure: Failure, rename: Rename) -> Refusal:
     )
 
 
-def _error(failure: Failure, status: int, rename: Rename) -> _Error:
+def _error(failure: Failure, status: int, rename: Rename) -> Error:
     server = status >= _SERVER_FAULT
     kind = _TYPES.get(status, "server_error" if server else "invalid_request_error")
     violations = _violations(failure)
     param = rename(violations[0].field) if violations else None
-    return _Error(sentence(failure, rename), kind, param, _code(failure))
+    return Error(sentence(failure, rename), kind, param, _code(failure))
 
 
 def sentence(failure: Failure, rename: Rename | None = None) -> str:

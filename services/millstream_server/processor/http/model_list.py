@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, unquote
 
 import msgspec
@@ -20,26 +19,37 @@ _LIST = "/v1/models"
 _ONE = "/v1/models/{model}"
 
 
-class _Model(msgspec.Struct, kw_only=True):
+class ListedModel(msgspec.Struct, kw_only=True):
+    """A name that requests may use; `root` is the model's own, `tasks` what it does now."""
+
     id: str
-    object: str = "model"
+    object: Literal["model"]
     created: int
-    owned_by: str = "millstream"
+    owned_by: str
     root: str
-    """The model that the name stands for."""
-    max_model_len: int | msgspec.UnsetType
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
     """Most tokens of a prompt and its answer, by the name that SGLang and vLLM have for it."""
     tasks: list[str]
-    """What it does now."""
     # Anthropic's
-    type: str = "model"
-    lifecycle: str = "active"
+    type: Literal["model"]
+    lifecycle: str
     display_name: str
     max_input_tokens: int | None
     created_at: str
 
 
-class ModelList:
+class ModelList(msgspec.Struct):
+    """The answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ListedModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    models: list[Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelEndpoints:
     """Serves the list of models, and each of them; one per process."""
 
     def __init__(self, texts: Texts) -> None:
@@ -56,13 +66,12 @@ class ModelList:
     async def models(self, _body: bytes, call: HttpCall) -> None:
         """List what clients may name, aliases too."""
         data = self._models()
-        ids = [model.id for model in data]
-        said: dict[str, Any] = {"object": "list", "data": data, "has_more": False}
-        said |= {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        first, last = (data[0].id, data[-1].id) if data else (None, None)
+        listed = ModelList("list", data, has_more=False, first_id=first, last_id=last)
         if "client_version" in parse_qs(call.query):
             # Codex asks so for what it knows of models of its own maker, prompts among it.
-            said["models"] = []
-        await call.write(encode(said))
+            listed.models = []
+        await call.write(encode(listed))
 
     async def model(self, _body: bytes, call: HttpCall) -> None:
         name = unquote(call.path.removeprefix(f"{_LIST}/"))
@@ -71,8 +80,8 @@ class ModelList:
             raise not_served(name)
         await call.write(encode(found))
 
-    def _models(self) -> Sequence[_Model]:
-        found: list[_Model] = []
+    def _models(self) -> list[ListedModel]:
+        found: list[ListedModel] = []
         for model in self._texts.models():
             tasks = sorted(task.name.lower() for task in model.tasks)
             found += [
@@ -81,14 +90,18 @@ class ModelList:
             ]
         return found
 
-    def _model(self, name: str, root: str, context: int | None, tasks: list[str]) -> _Model:
-        return _Model(
+    def _model(self, name: str, root: str, context: int | None, tasks: list[str]) -> ListedModel:
+        return ListedModel(
             id=name,
+            object="model",
             created=self._created,
+            owned_by="millstream",
             root=root,
             max_model_len=msgspec.UNSET if context is None else context,
             max_input_tokens=context,
             tasks=tasks,
+            type="model",
+            lifecycle="active",
             display_name=name,
             created_at=self._created_at,
         )

@@ -10,14 +10,20 @@ from typing import Any
 
 import msgspec
 
-from millstream_server.processor.http import answers_schema as answers
 from millstream_server.processor.http import anthropic_schema as anthropic
 from millstream_server.processor.http import images_schema as images
 from millstream_server.processor.http import schema
 from millstream_server.processor.http import tokens_schema as tokens
 from millstream_server.processor.http import vectors_schema as vectors
+from millstream_server.processor.http.anthropic import MessageErrorBody, TokenCount
+from millstream_server.processor.http.anthropic_output import MessageAnswer, MessageEvent
+from millstream_server.processor.http.chat_shape import ChatCompletion, ChatCompletionChunk
+from millstream_server.processor.http.completion_shape import TextCompletion
+from millstream_server.processor.http.errors import ErrorBody
+from millstream_server.processor.http.model_list import ListedModel, ModelList
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.responses import schema as responses
+from millstream_server.processor.http.responses.output import ResponseEvent
 from millstream_server.runtime.rpc.http import JSON, REQUEST_ID, Endpoint
 
 Unsupported = Mapping[str, tuple[Any, ...]]
@@ -61,7 +67,7 @@ class About:
     """None: any JSON."""
     events: Sequence[type] = ()
     """What events say, if the body's `stream` is true."""
-    failure: type = answers.ErrorBody
+    failure: type = ErrorBody
     is_form: bool = False
     is_page: bool = False
 
@@ -84,8 +90,8 @@ ABOUT: Mapping[str, About] = {
         body=schema.Chat,
         unsupported=schema.UNSUPPORTED,
         raw={"logit_bias": dict[str, float] | None},
-        answer=answers.ChatCompletion,
-        events=(answers.ChatCompletionChunk,),
+        answer=ChatCompletion,
+        events=(ChatCompletionChunk,),
     ),
     "/v1/chat/completions/render": About(
         summary="Return what a chat would send to an engine.",
@@ -98,30 +104,30 @@ ABOUT: Mapping[str, About] = {
         body=schema.Completion,
         unsupported=schema.UNSUPPORTED,
         raw={"prompt": str | list[Any], "logit_bias": dict[str, float] | None},
-        answer=answers.TextCompletion,
-        events=(answers.TextCompletion,),
+        answer=TextCompletion,
+        events=(TextCompletion,),
     ),
-    "/v1/models": About(summary="List the models.", answer=answers.ModelList),
-    "/v1/models/{model}": About(summary="Return one model.", answer=answers.ListedModel),
+    "/v1/models": About(summary="List the models.", answer=ModelList),
+    "/v1/models/{model}": About(summary="Return one model.", answer=ListedModel),
     "/v1/responses": About(
         summary="Answer a conversation, in the shapes of OpenAI's Responses.",
         body=responses.Responses,
         unsupported=responses.UNSUPPORTED,
-        events=(answers.ResponseEvent,),
+        events=(ResponseEvent,),
     ),
     "/v1/messages": About(
         summary="Answer a conversation, in Anthropic's shapes.",
         body=anthropic.Messages,
         unsupported=anthropic.UNSUPPORTED,
-        answer=answers.MessageAnswer,
-        events=(answers.MessageEvent,),
-        failure=answers.MessageErrorBody,
+        answer=MessageAnswer,
+        events=(MessageEvent,),
+        failure=MessageErrorBody,
     ),
     "/v1/messages/count_tokens": About(
         summary="Count the tokens of a conversation.",
         body=anthropic.Count,
-        answer=answers.TokenCount,
-        failure=answers.MessageErrorBody,
+        answer=TokenCount,
+        failure=MessageErrorBody,
     ),
     "/v1/embeddings": About(
         summary="Turn texts into vectors.",

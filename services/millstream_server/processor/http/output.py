@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -27,7 +27,8 @@ encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0
 """For tokens that can't be: JSON has no infinity."""
-FINISH = {
+Finish = Literal["stop", "length", "tool_calls"]
+FINISH: Mapping[FinishReason, Finish] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
     FinishReason.TOOL_CALLS: "tool_calls",
@@ -165,47 +166,57 @@ class Whole(_Output):
         return b'%b,"choices":[%b],"usage":%b}' % (head, choices, usage_of(usage))
 
 
-class _PromptDetails(msgspec.Struct):
+class PromptTokens(msgspec.Struct):
+    """Of the prompt's tokens."""
+
     cached_tokens: int
 
 
-class _CompletionDetails(msgspec.Struct):
+class CompletionTokens(msgspec.Struct):
+    """Of the answer's tokens."""
+
     reasoning_tokens: int
 
 
-class _Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
+    """Counts of tokens."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: _PromptDetails
-    completion_tokens_details: _CompletionDetails
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
 
 
 def usage_of(usage: Usage) -> bytes:
     """Write token counts."""
     prompt, completion = usage.prompt_tokens, usage.completion_tokens
     return encode(
-        _Usage(
+        TokenUsage(
             prompt,
             completion,
             prompt + completion,
-            _PromptDetails(usage.cached_tokens),
-            _CompletionDetails(usage.reasoning_tokens),
+            PromptTokens(usage.cached_tokens),
+            CompletionTokens(usage.reasoning_tokens),
         )
     )
 
 
-class _TopLogprob(msgspec.Struct):
+class TopLogprob(msgspec.Struct):
+    """A token that could have come."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
-class _Logprob(msgspec.Struct):
+class Logprob(msgspec.Struct):
+    """A token that came."""
+
     token: str
     logprob: float
     bytes: list[int]
-    top_logprobs: list[_TopLogprob]
+    top_logprobs: list[TopLogprob]
 
 
 def logprobs_of(entries: Sequence[TokenLogprob], text: TextModel) -> bytes:
@@ -213,9 +224,9 @@ def logprobs_of(entries: Sequence[TokenLogprob], text: TextModel) -> bytes:
     return b",".join([encode(_logprob(entry, text)) for entry in entries])
 
 
-def _logprob(entry: TokenLogprob, text: TextModel) -> _Logprob:
-    top = [_TopLogprob(*_token(token, logprob, text)) for token, logprob in entry.top]
-    return _Logprob(*_token(entry.token_id, entry.logprob, text), top)
+def _logprob(entry: TokenLogprob, text: TextModel) -> Logprob:
+    top = [TopLogprob(*_token(token, logprob, text)) for token, logprob in entry.top]
+    return Logprob(*_token(entry.token_id, entry.logprob, text), top)
 
 
 def _token(token_id: int, logprob: float, text: TextModel) -> tuple[str, float, list[int]]:

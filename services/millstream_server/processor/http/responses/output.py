@@ -43,6 +43,13 @@ _CUT = {FinishReason.LENGTH, FinishReason.CANCELLED}
 _DELTA = b'event: %b.delta\ndata: {"type":"%b.delta",%b,"sequence_number":'
 
 
+class ResponseEvent(msgspec.Struct):
+    """An event of /v1/responses: what else it has depends on its type."""
+
+    type: str
+    sequence_number: int
+
+
 class ResponseOutput(PulledOutput):
     """What both have in common: the items."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream_server.processor.http.output import encode
+from millstream_server.processor.http.output import CompletionTokens, PromptTokens, encode
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import Tools
 
@@ -16,19 +16,11 @@ if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
 
 
-class _Cached(msgspec.Struct):
-    cached_tokens: int
-
-
-class _Reasoned(msgspec.Struct):
-    reasoning_tokens: int
-
-
 class _Usage(msgspec.Struct):
     input_tokens: int
-    input_tokens_details: _Cached
+    input_tokens_details: PromptTokens
     output_tokens: int
-    output_tokens_details: _Reasoned
+    output_tokens_details: CompletionTokens
     total_tokens: int
 
 
@@ -152,8 +144,8 @@ def _usage_of(turn: Turn) -> _Usage:
     prompt, completion = used.prompt_tokens, used.completion_tokens
     return _Usage(
         prompt,
-        _Cached(used.cached_tokens),
+        PromptTokens(used.cached_tokens),
         completion,
-        _Reasoned(used.reasoning_tokens),
+        CompletionTokens(used.reasoning_tokens),
         prompt + completion,
     )
