@@ -1,4 +1,4 @@
-"""/openapi.json: every endpoint, made of what reads bodies and of what answers have."""
+"""/openapi.json: every endpoint, made of what reads bodies and what writes answers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from millstream_server.processor.http.model_list import ListedModel, ModelList
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.responses import schema as responses
 from millstream_server.processor.http.responses.output import ResponseEvent
+from millstream_server.processor.http.responses.shown import Outcome, Repeated
 from millstream_server.runtime.rpc.http import JSON, REQUEST_ID, Endpoint
 
 Unsupported = Mapping[str, tuple[Any, ...]]
@@ -65,6 +66,8 @@ class About:
     """Types of the body's fields that are read apart from it."""
     answer: type | None = None
     """None: any JSON."""
+    rest: type | None = None
+    """What else is in the answer's object."""
     events: Sequence[type] = ()
     """What events say, if the body's `stream` is true."""
     failure: type = ErrorBody
@@ -113,6 +116,8 @@ ABOUT: Mapping[str, About] = {
         summary="Answer a conversation, in the shapes of OpenAI's Responses.",
         body=responses.Responses,
         unsupported=responses.UNSUPPORTED,
+        answer=Outcome,
+        rest=Repeated,
         events=(ResponseEvent,),
     ),
     "/v1/messages": About(
@@ -218,7 +223,10 @@ def _refusals(failure: type, schemas: _Schemas) -> Iterator[tuple[str, dict[str,
 
 
 def _operation(endpoint: Endpoint, about: About, schemas: _Schemas) -> dict[str, Any]:
-    content: dict[str, Any] = {JSON: {"schema": schemas.of(about.answer) if about.answer else {}}}
+    answer = schemas.of(about.answer) if about.answer else {}
+    if about.rest:
+        answer = {"allOf": [answer, schemas.of(about.rest)]}
+    content: dict[str, Any] = {JSON: {"schema": answer}}
     if about.is_page:
         content = {"text/html": {"schema": {"type": "string"}}}
     if about.events:
@@ -257,7 +265,7 @@ class _Schemas:
         found = [
             kind
             for about in abouts
-            for kind in (about.body, about.answer, about.failure, *about.events)
+            for kind in (about.body, about.answer, about.rest, about.failure, *about.events)
             if kind is not None
         ]
         kinds = list(dict.fromkeys(found))

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
 
 
-class _Usage(msgspec.Struct):
+class ResponseUsage(msgspec.Struct):
+    """Counts of tokens, as the Responses API has them."""
+
     input_tokens: int
     input_tokens_details: PromptTokens
     output_tokens: int
@@ -24,29 +26,33 @@ class _Usage(msgspec.Struct):
     total_tokens: int
 
 
-class _Error(msgspec.Struct):
+class ResponseError(msgspec.Struct):
+    """Why an answer has failed."""
+
     code: str
     message: str
 
 
-class _Incomplete(msgspec.Struct):
+class Incomplete(msgspec.Struct):
+    """Why an answer was cut."""
+
     reason: str = "max_output_tokens"
 
 
-class _Came(msgspec.Struct, kw_only=True):
-    """What came of it."""
+class Outcome(msgspec.Struct, kw_only=True):
+    """The answer of /v1/responses: what came of a request."""
 
     id: str
     status: str
     completed_at: int | None = None
-    error: _Error | None = None
-    incomplete_details: _Incomplete | None = None
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
     output: Sequence[dict[str, Any]] = ()
-    usage: _Usage | None = None
+    usage: ResponseUsage | None = None
 
 
-class _Asked(msgspec.Struct, kw_only=True):
-    """What was asked for, and what counts where nothing was."""
+class Repeated(msgspec.Struct, kw_only=True):
+    """The rest of a response: what was asked for, and what counts where nothing was."""
 
     object: str = "response"
     created_at: int
@@ -84,7 +90,7 @@ class Shown:
     def __init__(self, asked: schema.Responses, tools: Tools) -> None:
         """Keep what the request asked for."""
         form = asked.text.format if asked.text else None
-        self._asked = _Asked(
+        self._asked = Repeated(
             created_at=int(time.time()),
             model=asked.model,
             instructions=asked.instructions,
@@ -114,13 +120,13 @@ class Shown:
             for name in _SAMPLED:
                 setattr(self._asked, name, getattr(turn.request.sampling, name))
             self._repeated = encode(self._asked)[1:]
-        came = _Came(id=f"resp_{answer_id}", status=status, output=items)
+        came = Outcome(id=f"resp_{answer_id}", status=status, output=items)
         if status != "in_progress":
             came.usage = _usage_of(turn)
         if status == "completed":
             came.completed_at = int(time.time())
         elif status == "incomplete":
-            came.incomplete_details = _Incomplete()
+            came.incomplete_details = Incomplete()
         return encode(came)[:-1] + b"," + self._repeated
 
     def failed(self, answer_id: str, code: str, message: str) -> bytes:
@@ -128,7 +134,7 @@ class Shown:
 
         An event that ends a stream has to fit in one frame.
         """
-        came = _Came(id=f"resp_{answer_id}", status="failed", error=_Error(code, message))
+        came = Outcome(id=f"resp_{answer_id}", status="failed", error=ResponseError(code, message))
         asked = msgspec.structs.replace(
             self._asked,
             tools=(),
@@ -139,10 +145,10 @@ class Shown:
         return encode(came)[:-1] + b"," + encode(asked)[1:]
 
 
-def _usage_of(turn: Turn) -> _Usage:
+def _usage_of(turn: Turn) -> ResponseUsage:
     used = turn.usage()
     prompt, completion = used.prompt_tokens, used.completion_tokens
-    return _Usage(
+    return ResponseUsage(
         prompt,
         PromptTokens(used.cached_tokens),
         completion,
