@@ -23,27 +23,8 @@ if TYPE_CHECKING:
     from millstream_server.processor.choice import Choice
     from millstream_server.processor.turn import Turn
 
+_CALL_PIECE = b'{"tool_calls":[{"index":%d,%b"function":{%b"arguments":%b}}]}'
 _PLAIN = (b',"logprobs":null,"finish_reason":null}', b',"finish_reason":null}')
-
-
-class _Function(msgspec.Struct, omit_defaults=True):
-    name: str = ""
-    arguments: str | None = None
-
-
-class _CallPiece(msgspec.Struct, omit_defaults=True):
-    index: int | None = None
-    id: str = ""
-    type: str = ""
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
-class _Delta(msgspec.Struct, omit_defaults=True):
-    role: str = ""
-    content: str | None = None
-    reasoning_content: str = ""
-    reasoning: str = ""
-    tool_calls: list[_CallPiece] = []
 
 
 class AnsweredFunction(msgspec.Struct):
@@ -91,17 +72,14 @@ class ChatShape:
     def choices(self, delta: Delta, turn: Turn, *, first: bool) -> Iterator[bytes]:
         pieces = [piece for event in delta.events if (piece := _piece(event)) is not None]
         if delta.text:
-            pieces.append(_Delta(content=delta.text))
+            pieces.append(b'{"content":%b}' % encode(delta.text))
+        if not pieces and (first or delta.logprobs):
+            pieces = [b'{"content":""}']
         if first:
-            if not pieces:
-                pieces.append(_Delta(content=""))
-            pieces[0].role = "assistant"
-        logprobs = b""
-        if delta.logprobs:
-            logprobs = logprobs_of(delta.logprobs, turn.text_model)
-            pieces = pieces or [_Delta(content="")]
+            pieces[0] = b'{"role":"assistant",' + pieces[0][1:]
+        logprobs = logprobs_of(delta.logprobs, turn.text_model) if delta.logprobs else b""
         for piece in pieces:
-            yield self._choice(delta.index, encode(piece), logprobs, b"null")
+            yield self._choice(delta.index, piece, logprobs, b"null")
             logprobs = b""  # they come with the first piece
         if delta.finish_reason is not None:
             finish = encode(FINISH[delta.finish_reason])
@@ -143,17 +121,18 @@ class ChatShape:
         return b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b}' % parts
 
 
-def _piece(event: Event) -> _Delta | None:
+def _piece(event: Event) -> bytes | None:
     match event:
         case Text(text):
-            return _Delta(content=text)
+            return b'{"content":%b}' % encode(text)
         case Reasoning(text):
-            return _Delta(reasoning_content=text, reasoning=text)
+            said = encode(text)
+            return b'{"reasoning_content":%b,"reasoning":%b}' % (said, said)
         case CallStart(index, call_id, name):
-            function = _Function(name, "")
-            return _Delta(tool_calls=[_CallPiece(index, call_id, "function", function)])
+            begins = (b'"id":%b,"type":"function",' % encode(call_id), b'"name":%b,' % encode(name))
+            return _CALL_PIECE % (index, *begins, b'""')
         case Arguments(index, json):
-            return _Delta(tool_calls=[_CallPiece(index, function=_Function(arguments=json))])
+            return _CALL_PIECE % (index, b"", b"", encode(json))
     return None  # a call's end has nothing to say
 
 
