@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc, sampling_pb2
-from tests.support.benchmarks.checkouts import environment_of
+from tests.benchmarks.against import environment_of
 from tests.support.benchmarks.verdict import folder_for, parser_of, progress
 from tests.support.models.models import VOCAB_SIZE, make_random_model
 from tests.support.processes.ports import free_port

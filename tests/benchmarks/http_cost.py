@@ -2,10 +2,12 @@
 
     python -m tests.benchmarks.http_cost                     # a table
     python -m tests.benchmarks.http_cost --rounds 5 --streams 64,256
+    python -m tests.benchmarks.http_cost --against ../before --rounds 7    # ten minutes
 
 The engine is simulated; the Processor may not gather tokens, so each is an event or a message.
 HTTP/1.1 has a connection for each stream; gRPC is measured with as many and with four, HTTP/2 with
 four. A ratio is HTTP over gRPC within a round. CPU is what the kernel charged to the Processor.
+With --against each way is compared with itself in the other checkout (tests/benchmarks/against.py).
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from tests.benchmarks.against import Figures, add_arguments, compare, environment_of, rounds_of
 from tests.benchmarks.http_chats import http1, http2
 from tests.benchmarks.token_cost import FEW_CONNECTIONS, chat, services, stubs_for, tokens_each
 from tests.support.models.models import make_random_model
@@ -87,14 +91,54 @@ def _ways(processor: ServiceProcess, streams: int) -> dict[str, Any]:
     }
 
 
-async def _rounds(
-    processor: ServiceProcess, streams: int, tokens: int, times: int, rounds: int
-) -> dict[str, list[Cost]]:
-    found: dict[str, list[Cost]] = {}
-    for turn in range(rounds):
-        for name, way in list(_ways(processor, streams).items())[:: -1 if turn % 2 else 1]:
-            found.setdefault(name, []).append(await _measure(way(), processor, tokens, times))
-    return found
+@dataclass(frozen=True)
+class Load:
+    """What is measured on one pair of processes. A chat that comes many times is a short one."""
+
+    streams: int
+    step_ms: float
+    tokens: int
+    times: int
+
+    def __str__(self) -> str:
+        what = "a token" if self.times == 1 else f"a chat of {self.tokens} tokens"
+        return f"{self.streams} streams, steps of {self.step_ms:g} ms: CPU {what}"
+
+    def rounds(self, folder: Path, count: int, checkout: Path | None) -> dict[str, list[Cost]]:
+        """Start a worker and a Processor, measure each way so often; answers by the way's name."""
+        model = make_random_model(folder / "tiny")
+        pair = services(
+            model,
+            folder / "log",
+            self.step_ms,
+            env=environment_of(checkout),
+            processor_flags={"max_pace_s": 0},
+        )
+        with running(*pair):
+            found: dict[str, list[Cost]] = uvloop.run(self._rounds(pair[1], count))
+        return found
+
+    async def _rounds(self, processor: ServiceProcess, count: int) -> dict[str, list[Cost]]:
+        found: dict[str, list[Cost]] = {}
+        for turn in range(count):
+            ways = list(_ways(processor, self.streams).items())
+            for name, way in ways[:: -1 if turn % 2 else 1]:
+                cost = await _measure(way(), processor, self.tokens, self.times)
+                found.setdefault(name, []).append(cost)
+        return found
+
+    def figures(self, folder: Path, checkout: Path) -> Figures:
+        """Measure each way once."""
+        found: dict[str, float] = {}
+        for name, (cost,) in self.rounds(folder, 1, checkout).items():
+            found |= {f"{name}: us": cost.us, f"{name}: ttft_ms": cost.ttft_s * 1e3}
+        return found
+
+
+def _loads(given: argparse.Namespace) -> Iterator[Load]:
+    for streams in map(int, given.streams.split(",")):
+        yield Load(streams, 10.0, tokens_each(streams, 10.0, given.seconds), 1)
+        yield Load(streams, 1.0, _SHORT_TOKENS, _SHORT_TIMES)
 
 
 def _report(title: str, found: dict[str, list[Cost]]) -> None:
@@ -116,7 +160,7 @@ def _report(title: str, found: dict[str, list[Cost]]) -> None:
             )
 
 
-def main() -> None:
+def main() -> int:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.http_cost",
@@ -125,23 +169,18 @@ def main() -> None:
     )
     parser.add_argument("--streams", default="64", help="at once, such as 64,256 (64)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of a row's streams (4)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often all is measured (3)")
+    add_arguments(parser, figures="*: us", rounds=3)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_random_model(Path(folder, "tiny"))
-        for streams in map(int, given.streams.split(",")):
-            for step_ms, tokens, times in (
-                (10.0, tokens_each(streams, 10.0, given.seconds), 1),
-                (1.0, _SHORT_TOKENS, _SHORT_TIMES),
-            ):
-                pair = services(
-                    model, Path(folder, "log"), step_ms, processor_flags={"max_pace_s": 0}
-                )
-                with running(*pair):
-                    found = uvloop.run(_rounds(pair[1], streams, tokens, times, given.rounds))
-                what = "a token" if times == 1 else f"a chat of {tokens} tokens"
-                _report(f"{streams} streams, steps of {step_ms:g} ms: CPU {what}", found)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if given.against:
+            return compare(
+                {str(load): partial(load.figures, folder) for load in _loads(given)}, given
+            )
+        for load in _loads(given):
+            _report(str(load), load.rounds(folder, rounds_of(given), None))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

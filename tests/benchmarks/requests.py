@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.requests                     # a table, about two minutes
     python -m tests.benchmarks.requests --cases chats --topologies aggregated --json
-    python -m tests.benchmarks.requests --against ../before --rounds 5    # ratios, in pairs
+    python -m tests.benchmarks.requests --against ../before --rounds 7    # ratios, in pairs
 
 The services have simulated engines and the settings of `millstream up`: metrics, admin port, a log
 line for each request. Both topologies: a Processor with one aggregated worker, or with a prefill
@@ -21,8 +21,8 @@ CPU per chat is what the kernel charged to a process, user and system, divided b
 is the sum over all processes per second: at two cores' 2.0 the machine is the limit. TTFT is
 measured by the client from its call to the first token.
 
-With --against, a round measures each case here and there, in an order that turns with every round.
-A ratio is here over there, within one round: below 1 is cheaper here (chats per second: slower).
+With --against, each case but bare is compared with another checkout's, as
+tests/benchmarks/against.py says: CPU per chat of each service is judged, the rest is shown.
 """
 
 from __future__ import annotations
@@ -34,11 +34,20 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.against import (
+    Figures,
+    add_arguments,
+    compare,
+    environment_of,
+    laid_out,
+    rounds_of,
+    spread,
+)
 from tests.support.benchmarks.chat_load import ChatLoad, Loaded
-from tests.support.benchmarks.checkouts import environment_of, spread
 from tests.support.benchmarks.verdict import folder_for, parser_of, progress
 from tests.support.models.models import VOCAB_SIZE, make_random_model
 from tests.support.processes.ports import free_port
@@ -53,9 +62,6 @@ _CONTEXT_LENGTH = 262_144
 _BURST_TOKENS = 32
 _FEW, _FEW_PAUSE_S = 4, 0.05
 _MANY = 64
-
-Figures = dict[str, float]
-"""By name, with the unit in it; what a case doesn't measure is left out."""
 
 
 @dataclass(frozen=True)
@@ -169,36 +175,47 @@ _CASES = {
 
 @dataclass
 class Run:
-    """Every case on both topologies, here and, when asked for, in another checkout."""
+    """Every case on both topologies."""
 
     arguments: argparse.Namespace
     folder: Path
-    rounds: dict[tuple[str, str], dict[str, list[Figures]]] = field(default_factory=dict)
-    """By topology and case, then by checkout: one entry a round."""
+    rounds: dict[tuple[str, str], list[Figures]] = field(default_factory=dict)
+    """By topology and case: one entry a round."""
 
     def measure(self) -> None:
         """Measure all rounds."""
-        model = make_random_model(self.folder / "tiny")
-        sides: dict[str, Path | None] = {"here": None}
-        if self.arguments.against:
-            sides["there"] = self.arguments.against
-        for turn in range(self.arguments.rounds):
-            order = list(sides)[:: -1 if turn % 2 else 1]
+        for turn in range(rounds_of(self.arguments)):
             for topology, case in self._wanted():
-                for side in order if case != _BARE else ["here"]:
-                    suite = self._suite(model, topology, case, sides[side])
-                    with suite.running():
-                        figures = _CASES[case].measure(suite, self.arguments.seconds)
-                    by_side = self.rounds.setdefault((topology, case), {})
-                    by_side.setdefault(side, []).append(figures)
-                    progress(f"round {turn + 1}, {topology}, {case}, {side}: {_line(figures)}")
+                figures = self.figures(topology, case)
+                self.rounds.setdefault((topology, case), []).append(figures)
+                progress(f"round {turn + 1}, {topology}, {case}: {_line(figures)}")
 
     def _wanted(self) -> list[tuple[str, str]]:
         cases = [case for case in self.arguments.cases if case != _BARE]
         bare = [("-", _BARE)] if _BARE in self.arguments.cases else []
         return [*itertools.product(self.arguments.topologies, cases), *bare]
 
-    def _suite(self, model: Path, topology: str, case: str, checkout: Path | None) -> Suite:
+    def figures(self, topology: str, case: str, checkout: Path | None = None) -> Figures:
+        """Measure a case on the services of a checkout, started for it."""
+        suite = self._suite(topology, case, checkout)
+        with suite.running():
+            return _CASES[case].measure(suite, self.arguments.seconds)
+
+    def compare(self) -> int:
+        """Measure each case here and in another checkout; returns the exit code."""
+        rows = {
+            f"{topology} {case}": partial(self._of_services, topology, case)
+            for topology, case in self._wanted()
+            if case != _BARE
+        }
+        return compare(rows, self.arguments, as_json=self.arguments.json)
+
+    def _of_services(self, topology: str, case: str, checkout: Path) -> Figures:
+        """Leave out what the client takes: it is this checkout's."""
+        figures = self.figures(topology, case, checkout)
+        return {name: value for name, value in figures.items() if not name.startswith("client")}
+
+    def _suite(self, topology: str, case: str, checkout: Path | None) -> Suite:
         if case == _BARE:
             bare = ServiceProcess(
                 "tests.support.benchmarks.bare_stream",
@@ -206,6 +223,7 @@ class Run:
                 self.folder / "bare.log",
             )
             return Suite({_BARE: bare})
+        model = make_random_model(self.folder / "tiny")
         start = _Starter(self.folder, model, _CASES[case].step_ms, checkout)
         if topology == _AGGREGATED:
             workers = {"decode": start.decode(_AGGREGATED)}
@@ -219,21 +237,11 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """Sum all rounds up."""
-        return [self._row(*key, sides) for key, sides in self.rounds.items()]
-
-    def _row(self, topology: str, case: str, sides: dict[str, list[Figures]]) -> dict[str, Any]:
-        row: dict[str, Any] = {"topology": topology, "case": case}
-        names = [*sides["here"][0]]
-        for side, rounds in sides.items():
-            row[side] = {name: spread([figures[name] for figures in rounds]) for name in names}
-        if "there" in sides:
-            pairs = list(zip(sides["here"], sides["there"], strict=True))
-            row["ratio"] = {
-                name: spread([here[name] / there[name] for here, there in pairs if there[name]])
-                for name in names
-                if any(there[name] for _, there in pairs)
-            }
-        return row
+        return [
+            {"topology": topology, "case": case}
+            | {name: spread([figures[name] for figures in rounds]) for name in rounds[0]}
+            for (topology, case), rounds in self.rounds.items()
+        ]
 
 
 @dataclass
@@ -304,25 +312,17 @@ _COLUMNS = {
 
 
 def _table(run: Run) -> str:
-    """Lay out medians, and below each pair their ratios: median, least and most of the rounds."""
-    lines = [["topology", "case", "", *_COLUMNS.values()]]
+    """Lay out the medians of the rounds."""
+    lines = [["topology", "case", *_COLUMNS.values()]]
     for row in run.rows():
-        for side in ("here", "there", "ratio"):
-            if side in row:
-                cells = [_cell(row[side].get(name), side) for name in _COLUMNS]
-                lines.append([row["topology"], row["case"], side, *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+        cells = [_cell(row.get(name)) for name in _COLUMNS]
+        lines.append([row["topology"], row["case"], *cells])
+    return laid_out(lines)
 
 
-def _cell(values: Mapping[str, float] | None, side: str) -> str:
+def _cell(values: Mapping[str, float] | None) -> str:
     if values is None:
         return ""
-    if side == "ratio":
-        return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"
     return f"{values['median']:,.0f}" if values["median"] >= 100 else f"{values['median']:.2f}"
 
 
@@ -336,7 +336,7 @@ def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     return parse
 
 
-def main() -> None:
+def main() -> int:
     """Parse arguments, measure, print."""
     parser = parser_of("requests", __doc__)
     topologies = (_AGGREGATED, _DISAGGREGATED)
@@ -347,14 +347,16 @@ def main() -> None:
         "--cases", type=_some_of([*_CASES]), default=[*_CASES], help="comma-separated"
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="about how long each takes (5)")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (1)")
-    parser.add_argument("--against", type=Path, help="directory of another checkout to compare")
+    add_arguments(parser, figures="*_ms_per_chat")
     arguments = parser.parse_args()
     with folder_for(arguments) as folder:
         run = Run(arguments, folder)
+        if arguments.against:
+            return run.compare()
         run.measure()
     print(json.dumps({"rows": run.rows()}) if arguments.json else _table(run))  # noqa: T201
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

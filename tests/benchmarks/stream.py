@@ -2,13 +2,14 @@
 
     python -m tests.benchmarks.stream           # a table
     python -m tests.benchmarks.stream --json    # one JSON object
-    python -m tests.benchmarks.stream --against ../before --rounds 3 --max-pace-s 0    # ratios
+    python -m tests.benchmarks.stream --against ../before --rounds 7 --max-pace-s 0    # ratios
 
 The engine is simulated: it costs about half a microsecond per token and is counted to the worker.
 CPU time is what the kernel charged to a process (user and system) between the first request and the
 last answer, divided by the tokens. With --max-pace-s 0 the Processor may not gather tokens: each is
-a message. With --against, each row is measured here and there by turns; a ratio is here over there,
-within one round: below 1 is cheaper here. How to read and repeat it: docs/benchmarks.md.
+a message. With --against, each row is compared with another checkout's, as
+tests/benchmarks/against.py says; not the hop, which is this process's code. How to read and repeat
+it: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,14 @@ from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError
+from tests.benchmarks.against import (
+    Figures,
+    add_arguments,
+    compare,
+    environment_of,
+    laid_out,
+    rounds_of,
+)
 from tests.benchmarks.token_cost import (
     FEW_CONNECTIONS,
     chat,
@@ -49,7 +59,6 @@ from tests.benchmarks.token_cost import (
     stubs_for,
     tokens_each,
 )
-from tests.support.benchmarks.checkouts import environment_of, spread
 from tests.support.models.models import make_random_model
 from tests.support.processes.processes import cpu_s, rss_mb
 from tests.support.processes.suite import ServiceProcess, running
@@ -67,8 +76,6 @@ class Row:
     step_ms: float
     connections: int
     """Of the clients, over which the streams are spread."""
-    side: str
-    """Whose services: `here`, or `there` in another checkout."""
     worker_us_per_token: float
     processor_us_per_token: float
     hop_us_per_token: float
@@ -151,8 +158,11 @@ class Load:
     connections: int
     seconds: float
 
+    def __str__(self) -> str:
+        return f"{self.streams} streams, {self.step_ms:g} ms, {self.connections} connections"
 
-async def measure(worker: ServiceProcess, processor: ServiceProcess, load: Load, side: str) -> Row:
+
+async def measure(worker: ServiceProcess, processor: ServiceProcess, load: Load) -> Row:
     """One row: warm up, latency, then throughput and cost."""
     streams = load.streams
     tokens = tokens_each(streams, load.step_ms, load.seconds)
@@ -171,7 +181,6 @@ async def measure(worker: ServiceProcess, processor: ServiceProcess, load: Load,
         streams=streams,
         step_ms=load.step_ms,
         connections=len(stubs),
-        side=side,
         worker_us_per_token=spent.worker_us_per_token,
         processor_us_per_token=spent.processor_us_per_token,
         hop_us_per_token=hop_us,
@@ -204,26 +213,35 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
     return few + each
 
 
-def run(arguments: argparse.Namespace) -> list[list[Row]]:
-    """Measure every load, each on freshly started processes; a list for each round."""
-    sides: dict[str, Path | None] = {"here": None}
-    if arguments.against:
-        sides["there"] = arguments.against
-    rounds: list[list[Row]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        model = make_random_model(Path(folder, "tiny"))
-        for turn in range(arguments.rounds):
-            rounds.append([])
-            for load in loads_of(arguments):
-                for side in list(sides)[:: -1 if turn % 2 else 1]:
-                    flags = {"max_pace_s": arguments.max_pace_s}
-                    log = Path(folder, "services.log")
-                    env = environment_of(sides[side])
-                    pair = services(model, log, load.step_ms, env=env, processor_flags=flags)
-                    with running(*pair):
-                        rounds[-1].append(uvloop.run(measure(*pair, load, side)))
-                    sys.stderr.write(f"{load} {side}: done\n")
-    return rounds
+@dataclass(frozen=True)
+class Run:
+    """Measures loads, each on freshly started processes."""
+
+    arguments: argparse.Namespace
+    model: Path
+    log: Path
+
+    def row(self, load: Load, checkout: Path | None = None) -> Row:
+        """Measure one load on the services of a checkout."""
+        flags = {"max_pace_s": self.arguments.max_pace_s}
+        env = environment_of(checkout)
+        pair = services(self.model, self.log, load.step_ms, env=env, processor_flags=flags)
+        with running(*pair):
+            row: Row = uvloop.run(measure(*pair, load))
+        return row
+
+    def rows(self) -> list[Row]:
+        """Measure all loads in each round."""
+        rows = []
+        for load in loads_of(self.arguments) * rounds_of(self.arguments):
+            rows.append(self.row(load))
+            sys.stderr.write(f"{load}: done\n")
+        return rows
+
+    def figures(self, load: Load, checkout: Path) -> Figures:
+        """Return what of a row is the checkout's."""
+        row = asdict(self.row(load, checkout))
+        return {name: row[name] for name in _COMPARED}
 
 
 _COMPARED = (
@@ -235,34 +253,12 @@ _COMPARED = (
 )
 
 
-def ratios(rounds: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
-    """Divide the figures here by those there, within a round; below 1: cheaper here."""
-    found: dict[tuple[float, int, int], dict[str, list[float]]] = {}
-    for rows in rounds:
-        by_side: dict[str, dict[tuple[float, int, int], Row]] = {"here": {}, "there": {}}
-        for row in rows:
-            key = row.step_ms, row.streams, row.connections
-            by_side[row.side][key] = row
-        for key in by_side["here"].keys() & by_side["there"].keys():
-            ours, theirs = (asdict(by_side[name][key]) for name in ("here", "there"))
-            for name in _COMPARED:
-                if theirs[name]:
-                    values = found.setdefault(key, {}).setdefault(name, [])
-                    values.append(ours[name] / theirs[name])
-    return [
-        {"step_ms": step_ms, "streams": streams, "connections": connections}
-        | {name: spread(values) for name, values in by_name.items()}
-        for (step_ms, streams, connections), by_name in sorted(found.items())
-    ]
-
-
 def table(rows: Sequence[Row]) -> str:
     """Lay the rows out for people."""
     head = [
         ("streams", "streams", "{:d}"),
         ("step_ms", "step ms", "{:g}"),
         ("connections", "connections", "{:d}"),
-        ("side", "side", "{}"),
         ("worker_us_per_token", "worker µs/tok", "{:.2f}"),
         ("processor_us_per_token", "processor µs/tok", "{:.2f}"),
         ("hop_us_per_token", "hop µs/tok", "{:.2f}"),
@@ -277,14 +273,10 @@ def table(rows: Sequence[Row]) -> str:
     ]
     lines = [[title for _, title, _ in head]]
     lines += [[form.format(getattr(row, name)) for name, _, form in head] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+    return laid_out(lines)
 
 
-def main() -> None:
+def main() -> int:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks.stream",
@@ -304,27 +296,20 @@ def main() -> None:
         help="of the clients: a few, one for each stream, or a few and one more row of 64 streams, "
         "10 ms with one for each (both)",
     )
-    parser.add_argument("--against", type=Path, help="directory of another checkout to compare")
     parser.add_argument("--max-pace-s", type=float, help="of the Processor; 0: no gathering")
-    parser.add_argument("--rounds", type=int, default=1, help="how often all is measured (1)")
+    add_arguments(parser, figures="processor_us_per_token,worker_us_per_token")
     arguments = parser.parse_args()
-    rounds = run(arguments)
-    rows, compared = [row for rows in rounds for row in rows], ratios(rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(arguments, make_random_model(Path(folder, "tiny")), Path(folder, "services.log"))
+        if arguments.against:
+            rows = {str(load): partial(run.figures, load) for load in loads_of(arguments)}
+            return compare(rows, arguments, as_json=arguments.json)
+        measured = run.rows()
     if arguments.json:
-        report = {"rows": [asdict(row) for row in rows], "ratios": compared}
-        print(json.dumps(report))  # noqa: T201
+        print(json.dumps({"rows": [asdict(row) for row in measured]}))  # noqa: T201
     else:
-        print("\n".join([table(rows), *map(_line, compared)]))  # noqa: T201
-
-
-def _line(ratio: dict[str, Any]) -> str:
-    cells = [
-        f"{name} {of['median']:.2f} ({of['min']:.2f}-{of['max']:.2f})"
-        for name, of in ratio.items()
-        if isinstance(of, dict)
-    ]
-    what = "{streams} streams, {step_ms:g} ms, {connections} connections".format(**ratio)
-    return f"here / there, {what}: {', '.join(cells)}"
+        print(table(measured))  # noqa: T201
+    return 0
 
 
 def _ints(text: str) -> list[int]:
@@ -336,4 +321,4 @@ def _floats(text: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -37,8 +37,8 @@ from typing import Any
 
 import uvloop
 
+from tests.benchmarks.against import environment_of, spread
 from tests.benchmarks.token_cost import Spent, chat, services, spend, stubs_for, tokens_each
-from tests.support.benchmarks.checkouts import environment_of, spread
 from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
 from tests.support.models.models import make_random_model
 from tests.support.processes.ports import free_port

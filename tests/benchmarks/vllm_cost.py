@@ -42,7 +42,7 @@ import uvloop
 
 from millstream_server.engines.vllm import config as vllm_config
 from millstream_server.engines.vllm import launch
-from tests.support.benchmarks.checkouts import spread
+from tests.benchmarks.against import spread
 from tests.support.benchmarks.token_load import Spent, over_the_wire, prompt
 from tests.support.models.models import make_random_model
 from tests.support.processes.ports import free_port

@@ -40,19 +40,17 @@ async def test_it_prints_one_object() -> None:
         assert row["tokens_per_s"] > 0
 
 
-async def test_two_checkouts_are_measured_in_pairs_with_a_connection_for_each_stream() -> None:
+async def test_two_checkouts_are_compared_with_a_connection_for_each_stream() -> None:
     done = await asyncio.to_thread(
         forked.run,
         "services",
         *("tests.benchmarks.stream", "--json", "--streams", "8", "--steps-ms", "2"),
-        *("--seconds", "0.2", "--against", str(HERE), "--connections", "each", "--max-pace-s", "0"),
+        *("--seconds", "0.2", "--connections", "each", "--max-pace-s", "0"),
+        *("--against", str(HERE), "--rounds", "1", "--any-load", "--bound", "100"),
+        *("--figures", "ttft_ms_p50"),
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert [(row["side"], row["connections"]) for row in report["rows"]] == [
-        ("here", 8),
-        ("there", 8),
-    ]
-    assert all(row["longest_pacing_ms"] == 0 for row in report["rows"])
-    (ratio,) = report["ratios"]
-    assert 0 < ratio["processor_us_per_token"]["min"] <= ratio["processor_us_per_token"]["max"]
+    figures = {each.pop("figure"): each for each in json.loads(done.stdout)["compared"]}
+    assert {each["row"] for each in figures.values()} == {"8 streams, 2 ms, 8 connections"}
+    assert {name for name, each in figures.items() if each["verdict"] == "met"} == {"ttft_ms_p50"}
+    assert {"processor_us_per_token", "worker_us_per_token"} < {*figures}
