@@ -131,11 +131,11 @@ async def _run(seconds: float, seed: int, errors: _Errors) -> list[str]:
         async with raw(service.port) as wire:
             wire.send(post("/echo", b"abc"))
             serves = (await wire.response())[2] == [b"got 3"]
+        print(f"{calls} connections, seed {seed}; left: {left}")  # noqa: T201
     gc.collect()
     left["objects"] = sum(
         isinstance(each, Http1Connection | WebStream) for each in gc.get_objects()
     )
-    print(f"{calls} connections, seed {seed}; left: {left}")  # noqa: T201
     wrong = [f"{count} {what} stayed" for what, count in left.items() if count]
     wrong += [] if serves else ["the server doesn't answer any more"]
     return wrong + errors.lines[:5]

@@ -115,7 +115,8 @@ async def http_service(
     try:
         yield service
     finally:
-        await server.stop(None)
+        async with asyncio.timeout(30):  # a connection that is never forgotten would hold it
+            await server.stop(None)
 
 
 def post(path: str, body: bytes = b"", *, headers: str = "", version: str = "1.1") -> bytes:
