@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -27,10 +29,15 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--count", type=int, default=1_000_000)
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--seconds", type=float, default=math.inf, help="end after so long")
     given = arguments.parse_args()
+    until_s, count = time.monotonic() + given.seconds, 0
     chance = random.Random(given.seed)
     answers = [each["answer"] for each in yaml.safe_load(_GOLDENS.read_text("utf-8"))]
     for number in range(given.count // _SAME):
+        if time.monotonic() > until_s:
+            break
+        count += _SAME
         name = chance.choice(sorted(FORMATS))
         text = "".join(_piece(chance, chance.choice(answers)) for _ in range(chance.randint(1, 4)))
         whole = read(parser(FORMATS[name]), [text])
@@ -39,7 +46,7 @@ def main() -> int:
             if read(parser(FORMATS[name]), divided(text, cuts)) != whole:
                 sys.stdout.write(f"{name}, text {number}: {text!r} at {sorted(cuts)}\n")
                 return 1
-    sys.stdout.write(f"{given.count} divisions, no difference\n")
+    sys.stdout.write(f"{count} divisions, no difference\n")
     return 0
 
 

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import multiprocessing
 import sys
+import time
 from collections import Counter
 from functools import partial
 
@@ -37,7 +39,8 @@ def main() -> int:
     count = -(-given.requests // given.each)
     seeds = range(given.first, given.first + count)
     ends: Counter[str] = Counter()
-    broken = 0
+    broken = done = 0
+    until_s = time.monotonic() + given.seconds
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         played = pool.imap_unordered(partial(_play, each=given.each), seeds)
         for done, (seed, wrong, ended) in enumerate(played, 1):
@@ -47,8 +50,10 @@ def main() -> int:
                 _say(f"seed {seed}: {wrong[0]}")
             if done % 100 == 0:
                 _say(f"{done} of {count} seeds, {broken} broke a promise")
+            if time.monotonic() > until_s:
+                break
     counted = ", ".join(f"{count:,} {name}" for name, count in sorted(ends.items()))
-    _say(f"{count * given.each:,} requests over {count:,} seeds: {counted}")
+    _say(f"{done * given.each:,} requests over {done:,} seeds: {counted}")
     _say(f"{broken} seeds broke a promise")
     return 1 if broken else 0
 
@@ -92,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=10_000, help="how many, in all")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so long")
     parser.add_argument("--each", type=int, default=100, help="requests of one seed")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
