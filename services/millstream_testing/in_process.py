@@ -41,7 +41,6 @@ from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.redispatch import Redispatcher
 from millstream_server.processor.telemetry import FrontTelemetry
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
 from millstream_server.routing.discovery.sources import StaticDiscovery
@@ -51,6 +50,7 @@ from millstream_server.routing.router import Router
 from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.work.fair_queue import PoolLimits
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.servicer import SERVICE as WORKER
 from millstream_testing import alphabet
@@ -214,7 +214,7 @@ def make_core(
     redispatch = Redispatcher(router.plan, front.running, front.repeated)
     return ProcessorCore(
         front,
-        Prompts(TextLimits()),
+        Prompts(PoolLimits()),
         TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY, redispatch=redispatch),
         ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),
     )

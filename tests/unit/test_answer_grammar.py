@@ -18,10 +18,10 @@ from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.convert import begin, take_request
 from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.work.fair_queue import PoolLimits
 from tests.support.processor.chats import message, options, start, tool_results
 from tests.support.walks import Tag
 
@@ -71,7 +71,7 @@ async def _constraint(
     reading = reading_of(how, conversation.told_tools, prompt, one_call=False)
     given: Any = said
     binding = binding_of(reading, conversation, given, conversation.options)
-    prompts = Prompts(TextLimits())
+    prompts = Prompts(PoolLimits())
     try:
         made = await with_grammar(conversation.options, binding, abilities, prompts)
     finally:

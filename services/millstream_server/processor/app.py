@@ -40,7 +40,6 @@ from millstream_server.processor.slot_streams import (
     EmbeddingServicer,
 )
 from millstream_server.processor.telemetry import FrontTelemetry
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
@@ -65,6 +64,7 @@ from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
+from millstream_server.runtime.work.fair_queue import PoolLimits
 
 log = get_log(__name__)
 
@@ -217,13 +217,13 @@ def _core(
     )
 
 
-def _text_limits(settings: ProcessorSettings) -> TextLimits:
+def _text_limits(settings: ProcessorSettings) -> PoolLimits:
     if settings.text_threads < _LEAST_TEXT_THREADS:
         raise SettingsError(
             f"--text-threads is {settings.text_threads}: it must be {_LEAST_TEXT_THREADS} or more, "
             "since long texts must leave one thread to chats"
         )
-    return TextLimits(threads=settings.text_threads)
+    return PoolLimits(threads=settings.text_threads)
 
 
 def _media(

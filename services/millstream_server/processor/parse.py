@@ -9,9 +9,9 @@ from millstream_server.formats.events import Event
 from millstream_server.processor.answer import Answer, Reading, joined
 from millstream_server.processor.prompts import check_token_ids
 from millstream_server.processor.text.detokenizer import detokenizer
-from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.work.pool import WorkPool, stop_if_gone
 
 MAX_ANSWER_IDS = 1 << 20
 MAX_ANSWER_CHARS = 4 << 20
@@ -30,7 +30,7 @@ class ParsedAnswer:
     events that have come.
     """
 
-    def __init__(self, text: TextModel, reading: Reading, threads: TextThreads) -> None:
+    def __init__(self, text: TextModel, reading: Reading, threads: WorkPool) -> None:
         self._answer = Answer(reading, shows_special=False)
         self._detokenizer = detokenizer(text)
         self._vocab_size = text.vocab_size

@@ -8,7 +8,6 @@ from typing import Any
 from millstream_server.generation.grammar_shapes import max_bytes, shape_problem
 from millstream_server.generation.request import Prompt
 from millstream_server.processor.media.core import EncodedPart, media_prompt
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ConversationPaths,
@@ -16,9 +15,10 @@ from millstream_server.processor.text.messages import (
     check_messages,
 )
 from millstream_server.processor.text.template import NO_VARIABLES
-from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool, stop_if_gone
 
 _SMALL_CHARS = 1024
 _SMALL_MESSAGES = 16
@@ -39,9 +39,9 @@ class Prompts:
     `OverloadedError` if too much text work waits.
     """
 
-    def __init__(self, limits: TextLimits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         """Start no thread before it is needed."""
-        self.threads = TextThreads(limits)
+        self.threads = WorkPool(limits)
 
     async def of_chat(
         self,

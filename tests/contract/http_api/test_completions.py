@@ -147,4 +147,4 @@ async def test_large_bodies_are_read_in_a_thread(front: InProcessProcessor) -> N
         assert (await ask(front.port, PATH, unknown)).status == 200
         assert (await ask(front.port, PATH, {**unknown, "echo": True})).status == 400
     assert read_by
-    assert read_by <= {"text-0", "text-1"}
+    assert read_by <= {"work-0", "work-1"}

@@ -30,7 +30,6 @@ from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.redispatch import Redispatcher
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
 from millstream_server.routing.discovery.sources import Addresses
@@ -41,6 +40,7 @@ from millstream_server.routing.router import Router
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.serving import MethodTable, Rpcs, ServicerTable
+from millstream_server.runtime.work.fair_queue import PoolLimits
 from millstream_server.worker.canary import CanaryTimes, EngineWatch
 from millstream_server.worker.host import WorkerHost
 from millstream_testing.alphabet import VOCAB_SIZE
@@ -221,7 +221,7 @@ class ProcessorNode(Node):
             tickets=None,
             shared_cache=False,
         )
-        prompts = Prompts(TextLimits(threads=2))
+        prompts = Prompts(PoolLimits(threads=2))
         prompts.threads = AtOnce()  # type: ignore[assignment]
         self.core = ProcessorCore(self.front, prompts, parts, media)
         processor_pb2_grpc.add_ProcessorServiceServicer_to_server(

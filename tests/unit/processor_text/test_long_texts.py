@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 from millstream_server.processor.text import long_texts, tokenizer
 from millstream_server.processor.text.long_texts import floor_of, frame_of, parts_of
-from millstream_server.processor.text.threads import WorkStoppedError
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.work.pool import WorkStoppedError
 from tests.support.models.models import (
     byte_level_model,
     sentencepiece_model,

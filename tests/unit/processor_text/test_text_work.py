@@ -12,7 +12,6 @@ import pytest
 from millstream.v1 import processor_pb2
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.responses import add_token_ids
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import (
     DEFAULT_PATHS,
     ChatMessage,
@@ -20,6 +19,7 @@ from millstream_server.processor.text.messages import (
     Tool,
     ToolCall,
 )
+from millstream_server.runtime.work.fair_queue import PoolLimits
 
 USER = ChatMessage(ChatRole.USER, "Hello")
 CALL = ToolCall("c", "now", "{}")
@@ -44,12 +44,12 @@ class Text:
 
     def _note(self) -> None:
         name = threading.current_thread().name
-        self.places.append("thread" if name.startswith("text-") else "loop")
+        self.places.append("thread" if name.startswith("work-") else "loop")
 
 
 @pytest.fixture
 def prompts() -> Iterator[Prompts]:
-    made = Prompts(TextLimits())
+    made = Prompts(PoolLimits())
     yield made
     made.close()
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+from millstream_server.runtime.work.pool import stop_if_gone
 
 if TYPE_CHECKING:
-    from millstream_server.processor.text.threads import TextThreads
     from millstream_server.processor.text.tokenizer import TextModel
+    from millstream_server.runtime.work.pool import WorkPool
 
 _SMALL_CHARS = 1024
 """Up to so many a thread would not be worth it."""
@@ -29,7 +29,7 @@ Ids = Sequence[int]
 class BatchTokenizer:
     """Tokenizes batches within a limit of tokens."""
 
-    def __init__(self, threads: TextThreads, max_tokens: int) -> None:
+    def __init__(self, threads: WorkPool, max_tokens: int) -> None:
         self._threads = threads
         self._max_tokens = max_tokens
 

@@ -1,4 +1,4 @@
-"""Where bodies are read: short ones on the event loop, large ones in the text threads.
+"""Where bodies are read: short ones on the event loop, large ones in the pool of readers.
 
 4 MiB of JSON take up to 40 ms, in which the reader holds the interpreter's lock. In the threads
 large bodies are read one at a time, callers by turns, as large texts are.
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from millstream_server.processor.text.threads import TextThreads
+from millstream_server.runtime.work.pool import WorkPool
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ _SHORT_BYTES = 64 << 10
 _SECONDS_PER_BYTE = 30e-9
 
 
-async def read(threads: TextThreads, body: bytes, work: Callable[[bytes], T]) -> T:
+async def read(threads: WorkPool, body: bytes, work: Callable[[bytes], T]) -> T:
     """Return what ``work`` makes of a body.
 
     Raises:

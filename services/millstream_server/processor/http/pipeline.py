@@ -12,8 +12,8 @@ from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.embedding.core import VectorsCore
 from millstream_server.processor.front import Front
-from millstream_server.processor.text.threads import TextThreads
 from millstream_server.processor.texts import Texts
+from millstream_server.runtime.work.pool import WorkPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Pipeline:
     """All of it; one per process."""
 
     calls: Front
-    threads: TextThreads
+    threads: WorkPool
     """Large bodies are read in these."""
     chats: ProcessorCore
     texts: Texts

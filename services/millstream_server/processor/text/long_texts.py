@@ -22,7 +22,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from millstream_server.processor.text.detokenizer import PieceTable
-from millstream_server.processor.text.threads import stop_if_gone
+from millstream_server.runtime.work.pool import stop_if_gone
 
 PART_CHARS = 1 << 16
 """About a part's length; it takes 25 ms, and 12 MB."""

@@ -12,7 +12,6 @@ from itertools import chain, islice
 from typing import Any
 
 from millstream_server.media.items import Modality
-from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import FieldViolation
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.json_bounds import (
@@ -21,6 +20,7 @@ from millstream_server.runtime.json_bounds import (
     read_object,
     read_schema,
 )
+from millstream_server.runtime.work.pool import stop_if_gone
 
 MAX_VIOLATIONS = 16
 MAX_TOOLS = 128

@@ -23,8 +23,8 @@ from millstream_server.processor.text.messages import (
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.sandbox import compile_template, variables_of
 from millstream_server.processor.text.switches import Switch, Switches
-from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.work.pool import stop_if_gone
 
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200

@@ -39,8 +39,8 @@ from millstream_server.processor.text.model_files import (
     read_tokenizers,
 )
 from millstream_server.processor.text.template import ChatTemplate
-from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.work.pool import stop_if_gone
 
 log = get_log(__name__)
 

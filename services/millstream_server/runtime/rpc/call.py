@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeVar
@@ -29,8 +28,6 @@ SMALL_REQUEST_BYTES = 4 << 10
 of admission, a key or a certificate, and reflection sends the request back."""
 _NETWORK_BITS = 64
 """Of IPv6 addresses on the Internet: one customer has a whole such network."""
-CURRENT_KEY: ContextVar[str] = ContextVar("millstream_caller_key", default="")
-"""`Call.caller_key` of the RPC that this task serves; empty outside of RPCs."""
 
 ServicerT = TypeVar("ServicerT", bound=Callable[..., Any])
 

@@ -22,7 +22,7 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnknownMethodError,
 )
-from millstream_server.runtime.rpc.call import CURRENT_KEY, Layer, Outcome, Visit
+from millstream_server.runtime.rpc.call import Layer, Outcome, Visit
 from millstream_server.runtime.rpc.served_call import (
     CallOverError,
     OpenCalls,
@@ -31,6 +31,7 @@ from millstream_server.runtime.rpc.served_call import (
 )
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import trace_id
+from millstream_server.runtime.work.pool import CURRENT_KEY
 
 log = get_log(__name__)
 

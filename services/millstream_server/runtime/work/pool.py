@@ -1,4 +1,4 @@
-"""The threads for templates and tokenizers, shared by chats and batches of texts."""
+"""The threads that read what callers send, where that takes long: bodies, texts, grammars."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
-from millstream_server.processor.text.fair_queue import FairQueue, TextLimits, TextWork
 from millstream_server.runtime.memory import trim_in_background
-from millstream_server.runtime.rpc.call import CURRENT_KEY
 from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.work.fair_queue import FairQueue, PoolLimits, Work
 
 T = TypeVar("T")
 
@@ -21,6 +21,8 @@ _MUCH_S = 0.25
 """Work of more seconds leaves its memory in the heaps: a large text that can't be cut takes 700 MB,
 in small blocks, and 400 MB of them would stay."""
 
+CURRENT_KEY: ContextVar[str] = ContextVar("millstream_caller_key", default="")
+"""`Call.caller_key` of the RPC that this task serves; empty outside of RPCs."""
 _current = threading.local()
 
 
@@ -34,18 +36,18 @@ def stop_if_gone() -> None:
     Raises:
         WorkStoppedError: it has.
     """
-    work: TextWork | None = getattr(_current, "work", None)
+    work: Work | None = getattr(_current, "work", None)
     if work is not None and work.gone:
         raise WorkStoppedError
 
 
-class TextThreads:
-    """Runs text work off the event loop, in the order of a `FairQueue`.
+class WorkPool:
+    """Runs work off the event loop, in the order of a `FairQueue`.
 
     The threads are daemons: the interpreter's exit doesn't wait for them.
     """
 
-    def __init__(self, limits: TextLimits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._queue = FairQueue(limits)
         self._changed = threading.Condition()
@@ -65,7 +67,7 @@ class TextThreads:
         """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
-        queued = TextWork(
+        queued = Work(
             run=partial(_run, work, loop, result),
             refuse=partial(_settle, result, None),  # from this loop's `run`
             seconds=seconds,
@@ -74,7 +76,7 @@ class TextThreads:
         )
         with self._changed:
             if self._closed:
-                raise RuntimeError("the text threads take no more work")
+                raise RuntimeError("the pool takes no more work")
             self._queue.add(queued)
             self._start()
             self._changed.notify()
@@ -105,7 +107,7 @@ class TextThreads:
         if not self._started:
             self._started = True
             for index in range(self._limits.threads):
-                threading.Thread(target=self._serve, name=f"text-{index}", daemon=True).start()
+                threading.Thread(target=self._serve, name=f"work-{index}", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
@@ -124,7 +126,7 @@ class TextThreads:
             if trim:
                 trim_in_background()
 
-    def _next(self) -> TextWork | None:
+    def _next(self) -> Work | None:
         """Wait for work; None: this is closed."""
         with self._changed:
             while not self._closed:

@@ -11,16 +11,15 @@ from functools import partial
 
 import pytest
 
-from millstream_server.processor.text.fair_queue import TextLimits
-from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.rpc.call import CURRENT_KEY
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import CURRENT_KEY, WorkPool, stop_if_gone
 from millstream_testing.waiting import until
 
 
 @pytest.fixture
-def threads() -> Iterator[TextThreads]:
-    made = TextThreads(TextLimits(max_caller_waiting_s=20.0))
+def threads() -> Iterator[WorkPool]:
+    made = WorkPool(PoolLimits(max_caller_waiting_s=20.0))
     yield made
     made.close()
 
@@ -45,13 +44,13 @@ class Held:
 
 
 async def as_caller(
-    name: str, threads: TextThreads, work: Callable[[], object], seconds: float
+    name: str, threads: WorkPool, work: Callable[[], object], seconds: float
 ) -> object:
     CURRENT_KEY.set(name)
     return await threads.run(work, seconds)
 
 
-async def test_a_chat_is_served_beside_30_callers_with_large_texts(threads: TextThreads) -> None:
+async def test_a_chat_is_served_beside_30_callers_with_large_texts(threads: WorkPool) -> None:
     held = Held()
     greedy = [asyncio.ensure_future(as_caller(f"{n}", threads, held, 2.0)) for n in range(30)]
     await asyncio.to_thread(held.started.wait)
@@ -61,7 +60,7 @@ async def test_a_chat_is_served_beside_30_callers_with_large_texts(threads: Text
     assert await asyncio.gather(*greedy) == [True] * 30
 
 
-async def test_callers_take_turns(threads: TextThreads) -> None:
+async def test_callers_take_turns(threads: WorkPool) -> None:
     held, done = Held(), list[str]()
     running = asyncio.ensure_future(threads.run(held, 2.0))
     await asyncio.to_thread(held.started.wait)
@@ -73,7 +72,7 @@ async def test_callers_take_turns(threads: TextThreads) -> None:
     assert done == ["a", "b", "c", "a", "b", "a", "a"]
 
 
-async def test_work_of_a_caller_who_left_is_not_begun(threads: TextThreads) -> None:
+async def test_work_of_a_caller_who_left_is_not_begun(threads: WorkPool) -> None:
     held, done = Held(), list[str]()
     running = asyncio.ensure_future(threads.run(held, 2.0))
     await asyncio.to_thread(held.started.wait)
@@ -88,7 +87,7 @@ async def test_work_of_a_caller_who_left_is_not_begun(threads: TextThreads) -> N
     assert done == ["stayed"]
 
 
-async def test_work_that_runs_stops_when_its_caller_has_left(threads: TextThreads) -> None:
+async def test_work_that_runs_stops_when_its_caller_has_left(threads: WorkPool) -> None:
     held = Held()
     running = asyncio.ensure_future(threads.run(held, 2.0))
     await asyncio.to_thread(held.started.wait)
@@ -100,7 +99,7 @@ async def test_work_that_runs_stops_when_its_caller_has_left(threads: TextThread
     assert await threads.run(lambda: 5, 2.0) == 5
 
 
-async def test_errors_of_work_reach_its_caller(threads: TextThreads) -> None:
+async def test_errors_of_work_reach_its_caller(threads: WorkPool) -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0, 0.01)
 
@@ -124,7 +123,7 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-async def test_the_text_of_a_caller_who_left_is_freed_at_once(threads: TextThreads) -> None:
+async def test_the_text_of_a_caller_who_left_is_freed_at_once(threads: WorkPool) -> None:
     held, text = Held(), Text()
     freed = weakref.ref(text)
     running = asyncio.ensure_future(threads.run(partial(text.tokenize, held), 2.0))
@@ -139,7 +138,7 @@ async def test_the_text_of_a_caller_who_left_is_freed_at_once(threads: TextThrea
 
 
 @pytest.mark.usefixtures("no_collector")
-async def test_so_is_one_that_an_error_refused(threads: TextThreads) -> None:
+async def test_so_is_one_that_an_error_refused(threads: WorkPool) -> None:
     async def asked(text: Text) -> str:
         try:
             await threads.run(text.refuse, 0.01)
@@ -155,7 +154,7 @@ async def test_so_is_one_that_an_error_refused(threads: TextThreads) -> None:
 
 
 async def test_work_that_others_displace_ends_with_an_error() -> None:
-    threads = TextThreads(TextLimits(max_waiting_s=10.0))
+    threads = WorkPool(PoolLimits(max_waiting_s=10.0))
     held = Held()
     greedy = [asyncio.ensure_future(as_caller("a", threads, held, 4.0)) for _ in range(3)]
     await asyncio.to_thread(held.started.wait)
@@ -167,14 +166,14 @@ async def test_work_that_others_displace_ends_with_an_error() -> None:
     threads.close()
 
 
-async def test_batches_take_turns_and_keep_their_order(threads: TextThreads) -> None:
+async def test_batches_take_turns_and_keep_their_order(threads: WorkPool) -> None:
     done: list[str] = []
     works = {name: [(partial(done.append, name), 0.01)] * 3 for name in "ab"}
     await asyncio.gather(*(threads.in_turns(pieces) for pieces in works.values()))
     assert done == ["a", "b"] * 3
 
 
-async def test_a_cancelled_batch_stops_after_its_piece(threads: TextThreads) -> None:
+async def test_a_cancelled_batch_stops_after_its_piece(threads: WorkPool) -> None:
     held, second = Held(), Held()
     second.go.set()
     batch = asyncio.ensure_future(threads.in_turns([(held, 0.01), (second, 0.01)]))

@@ -1,4 +1,4 @@
-"""Which text work is next: fair between callers by the thread time that they use.
+"""Which work of the pool is next: fair between callers by the thread time that they use.
 
 Work is long or short. Long is what takes more than 50 ms by its estimate, and batches, which wait
 for no user. Each kind has one thread at least that the other can't take, so short work waits for
@@ -14,7 +14,7 @@ Seconds of waiting work are bounded, by estimate, for each caller and for all. A
 all the caller who has most waiting pays: its last work is refused, if that caller isn't the new
 work's own.
 
-There are no locks here: `TextThreads` has one.
+There are no locks here: `WorkPool` has one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _KEPT_LANES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextLimits:
-    """Limits of text work."""
+class PoolLimits:
+    """Limits of the pool's work."""
 
     threads: int = 2
     """With 1, long work holds up short work."""
@@ -50,7 +50,7 @@ class TextLimits:
 
 
 @dataclass(slots=True, eq=False)
-class TextWork:
+class Work:
     """One piece of work."""
 
     run: Callable[[], None]
@@ -75,7 +75,7 @@ class _Lane:
     """One caller's work of one kind, in order of arrival."""
 
     used_s: float
-    waiting: OrderedDict[int, TextWork] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[int, Work] = field(default_factory=OrderedDict)
     running: int = 0
     entry: int = -1
     """Number of its entry in the heap; entries with other numbers are void."""
@@ -98,7 +98,7 @@ class _Kind:
         """`used_s` of the lane served last, before it was served."""
         self._entries = itertools.count()
 
-    def add(self, work: TextWork) -> None:
+    def add(self, work: Work) -> None:
         lane = self._lanes.get(work.caller)
         if lane is None:
             self._forget()
@@ -110,7 +110,7 @@ class _Kind:
         if len(lane.waiting) == 1:
             self._push(lane)
 
-    def remove(self, work: TextWork) -> bool:
+    def remove(self, work: Work) -> bool:
         lane = self._lanes.get(work.caller)
         if lane is None or lane.waiting.pop(id(work), None) is None:
             return False
@@ -119,12 +119,12 @@ class _Kind:
             lane.entry = -1
         return True
 
-    def last_of(self, caller: str) -> TextWork | None:
+    def last_of(self, caller: str) -> Work | None:
         """Return the caller's work that came last and waits."""
         lane = self._lanes.get(caller)
         return lane.waiting[next(reversed(lane.waiting))] if lane and lane.waiting else None
 
-    def take(self) -> TextWork:
+    def take(self) -> Work:
         """Take the next work; some must wait."""
         while True:
             key, entry, lane = heapq.heappop(self._heap)
@@ -144,7 +144,7 @@ class _Kind:
             self._push(lane)
         return work
 
-    def done(self, work: TextWork, used_s: float) -> None:
+    def done(self, work: Work, used_s: float) -> None:
         lane = self._lanes[work.caller]
         lane.used_s += used_s - work.seconds
         lane.running -= 1
@@ -172,9 +172,9 @@ class _Kind:
 
 
 class FairQueue:
-    """All text work that waits or runs."""
+    """All work that waits or runs."""
 
-    def __init__(self, limits: TextLimits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self._limits = limits
         self._short = _Kind()
         self._long = _Kind()
@@ -182,7 +182,7 @@ class FairQueue:
         self.waiting_s = 0.0
         """Seconds of work that wait, by estimate."""
 
-    def add(self, work: TextWork) -> None:
+    def add(self, work: Work) -> None:
         """Let work wait.
 
         Raises:
@@ -199,7 +199,7 @@ class FairQueue:
         self._kind(work).add(work)
         self._count(work, seconds)
 
-    def remove(self, work: TextWork) -> bool:
+    def remove(self, work: Work) -> bool:
         """Take work out whose caller has left; return False if it runs or has run."""
         work.gone = True
         if not self._kind(work).remove(work):
@@ -207,7 +207,7 @@ class FairQueue:
         self._count(work, -max(work.seconds, _LEAST_S))
         return True
 
-    def take(self) -> TextWork | None:
+    def take(self) -> Work | None:
         """Return what a free thread does next, or None; call `done` after it."""
         short, long = self._short, self._long
         reserved = max(1, self._limits.threads - 1)
@@ -223,14 +223,14 @@ class FairQueue:
         self._count(work, -max(work.seconds, _LEAST_S))
         return work
 
-    def done(self, work: TextWork, used_s: float) -> None:
+    def done(self, work: Work, used_s: float) -> None:
         """Work has ended, after so many seconds of thread time."""
         self._kind(work).done(work, used_s)
 
-    def _kind(self, work: TextWork) -> _Kind:
+    def _kind(self, work: Work) -> _Kind:
         return self._long if work.long else self._short
 
-    def _count(self, work: TextWork, seconds: float) -> None:
+    def _count(self, work: Work, seconds: float) -> None:
         own_s = self._waiting_s.get(work.caller, 0.0) + seconds
         # Sums of floats: what is left of 0 is smaller than the smallest work.
         if own_s < _LEAST_S / 2:

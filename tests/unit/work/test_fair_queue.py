@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_server.processor.text.fair_queue import FairQueue, TextLimits, TextWork
 from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.work.fair_queue import FairQueue, PoolLimits, Work
 
 LONG_S = 2.0
 SHORT_S = 0.01
@@ -16,10 +16,10 @@ class Queue:
 
     def __init__(self, **limits: float) -> None:
         self.refused: list[str] = []
-        self.queue = FairQueue(TextLimits(**limits))  # type: ignore[arg-type]
+        self.queue = FairQueue(PoolLimits(**limits))  # type: ignore[arg-type]
 
-    def add(self, caller: str, seconds: float, *, batch: bool = False) -> TextWork:
-        work = TextWork(
+    def add(self, caller: str, seconds: float, *, batch: bool = False) -> Work:
+        work = Work(
             run=lambda: None,
             refuse=lambda _: self.refused.append(caller),
             seconds=seconds,
