@@ -243,6 +243,7 @@ async def processor(
         ServerOptions(
             max_receive_bytes=4 << 20,
             clients=TransportOptions(max_receive_bytes=4 << 20),
+            pool=core.prompts.threads,
             load=core.front.meter,
             tracing=tracing,
         ),

@@ -99,8 +99,8 @@ async def run(settings: ProcessorSettings) -> int:
     loading = server.conditions.own(LOADING, holds=True)
     add_services(server, core, fleet, http=settings.http, page=settings.page)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
-        parts.push_async_callback(service.close)
         parts.callback(core.prompts.close)
+        parts.push_async_callback(service.close)
         parts.push_async_callback(fleet.close)
         parts.push_async_callback(pacer.close)
         await service.listen_aside()
@@ -272,6 +272,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         load=core.front.meter,
         open_work=lambda: {"streams": core.work.count},
         clients=settings.transport(),
+        pool=core.prompts.threads,
         without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(

@@ -74,7 +74,7 @@ class ProcessorSettings(ClientPortSettings):
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )
     text_threads: int = setting(
-        2, help="threads for templates and tokenization, 2 or more: long texts leave one free"
+        2, help="threads that read bodies, texts and grammars, 2 or more: long work leaves one free"
     )
     page: bool = setting(
         default=True,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import httpx
 import pytest
 
-from millstream_server.runtime.rpc import json_messages
-from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.runtime.transport.web_stream import WebStream
+from millstream_server.runtime.work.pool import WorkPool
 from millstream_testing.waiting import until
 from tests.support.wire.http_service import http_service, post, raw
 from tests.support.wire.raw_http2 import connected, request_fields
@@ -127,21 +128,19 @@ async def test_http_1_0_and_a_pipeline(service: WebService) -> None:
 
 
 async def test_json_that_waits_to_be_converted_is_counted_and_may_be_shed(
-    version: Version, monkeypatch: pytest.MonkeyPatch
+    version: Version,
 ) -> None:
-    threads = DaemonThreads(1, "test")
-    monkeypatch.setattr(json_messages, "_THREAD", threads)
-    busy, body = threading.Event(), b'{"text": "' + b"x" * 600_000 + b'"}'
-    threads.submit(busy.wait)
-    options = replace(OPTIONS, max_received_bytes=1 << 20)
+    busy, body = threading.Event(), b'{"text": "' + b"x" * 900_000 + b'"}'
+    options = replace(OPTIONS, max_received_bytes=1500 << 10)
     async with (
         web_service(options) as service,
         caller(service.port, version) as client,
         caller(service.port, version) as other,
+        occupied(service.server.pool, busy),
     ):
         first = asyncio.ensure_future(call(client, UNARY, JSON, body))
         received = service.server.bounds.received
-        await until(lambda: received.used > 600_000)
+        await until(lambda: received.used > 900_000)
         second = asyncio.ensure_future(call(other, UNARY, JSON, body))
         done, _ = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
         shed = done.pop().result()
@@ -150,7 +149,34 @@ async def test_json_that_waits_to_be_converted_is_counted_and_may_be_shed(
         codes = [each.status_code for each in await asyncio.gather(first, second)]
         assert sorted(codes) == [200, 429]
         assert received.used == 0
-    threads.close()
+
+
+async def test_long_json_holds_up_no_short_json(service: WebService, version: Version) -> None:
+    busy, pool = threading.Event(), service.server.pool
+    short = b'{"conversation": {"messages": [' + b"{}," * 300 + b"{}]}}"
+    async with (
+        caller(service.port, version) as client,
+        caller(service.port, version) as other,
+        occupied(pool, busy),
+    ):
+        body = b'{"text": "' + b"x" * 900_000 + b'"}'
+        long = [asyncio.ensure_future(call(client, UNARY, JSON, body)) for _ in range(5)]
+        await until(lambda: pool.waiting_s > 5 * 0.05)
+        assert (await call(other, UNARY, JSON, short)).status_code == 200
+        assert not any(each.done() for each in long)
+        busy.set()
+        assert {each.status_code for each in await asyncio.gather(*long)} == {200}
+
+
+@contextlib.asynccontextmanager
+async def occupied(pool: WorkPool, until_set: threading.Event) -> AsyncIterator[None]:
+    """Let long work that waits for an event be all that the pool does of its kind."""
+    work = asyncio.ensure_future(pool.run(until_set.wait, 1.0))
+    try:
+        yield
+    finally:
+        until_set.set()
+        await work
 
 
 # ---- other sites' pages --------------------------------------------------------------------------

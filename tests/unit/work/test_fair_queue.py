@@ -152,7 +152,7 @@ def test_too_much_of_one_caller_is_refused_with_a_delay() -> None:
     queue.add("a", LONG_S)
     with pytest.raises(OverloadedError) as refused:
         queue.add("a", SHORT_S)
-    assert "this caller's texts" in refused.value.message
+    assert "this caller's bodies and texts" in refused.value.message
     assert "take about 4.0 s, and this one 0.0 s; at most 4 s may wait" in refused.value.message
     assert refused.value.retry_delay_s == pytest.approx(2.0, rel=0.25)
     queue.add("b", 9.0)  # one text may always wait
@@ -168,6 +168,6 @@ def test_above_the_bound_for_all_the_caller_with_most_pays() -> None:
     queue.add("c", LONG_S)
     assert queue.refused == ["a", "a"]
     for _ in range(2):
-        with pytest.raises(OverloadedError, match="all callers' texts"):
+        with pytest.raises(OverloadedError, match="all callers' bodies and texts"):
             queue.add("c", 4.0)
     assert queue.refused == ["a", "a"]

@@ -26,6 +26,7 @@ from millstream_server.runtime.telemetry.metrics import DRAINING, SERVING
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
+from millstream_server.runtime.work.pool import WorkPool
 
 log = get_log(__name__)
 
@@ -43,6 +44,8 @@ class ServerOptions:
     """Largest message accepted; a larger one ends its RPC with RESOURCE_EXHAUSTED."""
     clients: TransportOptions | None = None
     """Bounds of a port that clients reach; None: the suite's own callers do, served by grpc.aio."""
+    pool: WorkPool | None = None
+    """Where the port of clients converts long JSON."""
     tls: ServerTls | None = None
     auth: AuthPolicy = field(default_factory=AuthPolicy)
     limits: RpcLimits | None = None
@@ -94,7 +97,7 @@ class Server:
     def _make_transport(self, options: ServerOptions) -> H2Server | GrpcServer:
         rpcs = Rpcs(self._layers(options), self._services, self._open_calls)
         if options.clients is not None:
-            return H2Server(rpcs, options.clients, lambda: self.health.told)
+            return H2Server(rpcs, options.clients, lambda: self.health.told, options.pool)
         return GrpcServer(
             RpcInterceptor(rpcs),
             server_options(max_receive_bytes=options.max_receive_bytes),

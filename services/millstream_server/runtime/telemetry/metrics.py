@@ -158,7 +158,7 @@ TRANSPORT_UNSENT_BYTES = gauge(
 )
 TEXT_WAITING = gauge(
     "millstream_text_waiting_seconds",
-    "Thread time that templates and tokenization that wait will take, by estimate",
+    "Thread time that bodies, texts and grammars that wait to be read will take, by estimate",
 )
 MEDIA_BYTES = gauge(
     "millstream_media_bytes", "Bytes of clients' images and videos held by open conversations"

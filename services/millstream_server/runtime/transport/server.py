@@ -19,6 +19,8 @@ from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import Bounds, TransportOptions
 from millstream_server.runtime.transport.probes import States
 from millstream_server.runtime.transport.stream import Stream
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 
 log = get_log(__name__)
 
@@ -36,15 +38,22 @@ class H2Server(MethodTable):
     """
 
     def __init__(
-        self, rpcs: Rpcs, options: TransportOptions, states: States = lambda: Health({})
+        self,
+        rpcs: Rpcs,
+        options: TransportOptions,
+        states: States = lambda: Health({}),
+        pool: WorkPool | None = None,
     ) -> None:
         """Serve with the layers of ``rpcs``, within the limits of ``options``.
 
-        ``states`` returns the health that HTTP probes ask for.
+        ``states`` returns the health that HTTP probes ask for; ``pool`` converts long JSON. Without
+        it the server has one of its own.
         """
         super().__init__(rpcs)
         self.options = options
         self.states = states
+        self.pool = pool or WorkPool(PoolLimits())
+        self._own_pool = None if pool else self.pool
         self.endpoints: Endpoints | None = None
         """What serves HTTP that isn't gRPC; None: probes alone are."""
         self.connections: set[Connection | Http1Connection] = set()
@@ -90,6 +99,8 @@ class H2Server(MethodTable):
             self._gone.popleft().lost()
         if self._ticking is not None:
             self._ticking.cancel()
+        if self._own_pool:
+            self._own_pool.close()
         await self._listener.closed()
 
     def _begin_drain(self) -> None:

@@ -91,7 +91,7 @@ class JsonInbox(Inbox):
         self.converting = len(data)
         self.count()
         try:
-            return await json_messages.parsed(self.kind, data)
+            return await json_messages.parsed(self.kind, data, self._connection.server.pool)
         finally:
             self.converting = 0
             self.count()
@@ -227,7 +227,7 @@ class WebStream(Stream):
         self._body = self._method.serialize(response)
 
     async def _write_json(self, response: Any) -> None:
-        data = await json_messages.made(response)
+        data = await json_messages.made(response, self._connection.server.pool)
         if self._framing.whole:
             self._body = data
         else:

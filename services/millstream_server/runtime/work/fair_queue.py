@@ -258,7 +258,7 @@ class FairQueue:
 def _overload(whose: str, waiting_s: float, seconds: float, most_s: float) -> OverloadedError:
     metrics.ADMISSION_REFUSED.labels("text").inc()
     return OverloadedError(
-        f"the server is busy: {whose} texts that wait for templates and tokenization take about "
+        f"the server is busy: {whose} bodies and texts that wait to be read take about "
         f"{waiting_s:.1f} s, and this one {seconds:.1f} s; at most {most_s:g} s may wait; retry "
         "later",
         retry_delay_s=jittered(waiting_s / 2),

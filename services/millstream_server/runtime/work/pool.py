@@ -56,6 +56,11 @@ class WorkPool:
         self._idle = 0
         """Threads that wait for work."""
 
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of work that wait, by estimate."""
+        return self._queue.waiting_s
+
     async def run(self, work: Callable[[], T], seconds: float, *, batch: bool = False) -> T:
         """Run one piece of work, estimated to take so many ``seconds``.
 
@@ -80,7 +85,7 @@ class WorkPool:
             self._queue.add(queued)
             self._start()
             self._changed.notify()
-        metrics.TEXT_WAITING.set(self._queue.waiting_s)
+        metrics.TEXT_WAITING.set(self.waiting_s)
         try:
             return await result
         except asyncio.CancelledError:
@@ -88,7 +93,7 @@ class WorkPool:
                 self._queue.remove(queued)
             raise
         finally:
-            metrics.TEXT_WAITING.set(self._queue.waiting_s)
+            metrics.TEXT_WAITING.set(self.waiting_s)
             del result, queued  # they hold the error, whose traceback holds this frame
 
     async def in_turns(self, pieces: Iterable[tuple[Callable[[], T], float]]) -> list[T]:
