@@ -16,6 +16,7 @@ from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.python import wrong_python
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.lifecycle.stall_watch import StallWatch
 from millstream_server.runtime.memory import give_back_freed_memory
 from millstream_server.runtime.rpc.grpc_server import plain_grpc_log
 from millstream_server.runtime.telemetry.log import configure, get_log
@@ -69,7 +70,8 @@ def main(
 
 async def _logged(app: Coroutine[Any, Any, int]) -> int:
     log_uncaught(asyncio.get_running_loop())
-    return await app
+    async with StallWatch():
+        return await app
 
 
 # ---- the stop: SIGTERM and SIGINT ----------------------------------------------------------------
