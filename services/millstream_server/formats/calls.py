@@ -8,6 +8,15 @@ from typing import Any
 
 from millstream_server.formats.events import Arguments, CallEnd, CallStart, Event
 
+_MOST_PIECES = 4096
+
+
+def add_piece(pieces: list[str], piece: str) -> None:
+    """Add to a text that is kept in pieces; some 60 bytes for each token would be too much."""
+    pieces.append(piece)
+    if len(pieces) > _MOST_PIECES:
+        pieces[:] = ("".join(pieces),)
+
 
 class Call:
     """A call as far as it has come."""
@@ -46,7 +55,7 @@ class Calls:
 
     def arguments(self, fragment: str) -> None:
         """See `Sink.arguments`."""
-        self.made[-1].fragments.append(fragment)
+        add_piece(self.made[-1].fragments, fragment)
         self.events.append(Arguments(len(self.made) - 1, fragment))
 
     def end_call(self) -> None:

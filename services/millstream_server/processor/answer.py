@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millstream_server.formats.calls import Call
+from millstream_server.formats.calls import Call, add_piece
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
 from millstream_server.formats.format import Format
@@ -118,9 +118,9 @@ class Answer:
         for event in events:
             self._events.append(event)
             if isinstance(event, Text):
-                self._texts.append(event.text)
+                add_piece(self._texts, event.text)
             elif isinstance(event, Reasoning):
-                self._reasoning.append(event.text)
+                add_piece(self._reasoning, event.text)
 
     @property
     def whole_calls(self) -> Sequence[Call]:

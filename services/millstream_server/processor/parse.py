@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from millstream_server.formats.calls import Call
 from millstream_server.formats.events import Event
@@ -16,11 +17,14 @@ from millstream_server.runtime.work.pool import WorkPool, stop_if_gone
 MAX_ANSWER_IDS = 1 << 20
 MAX_ANSWER_CHARS = 4 << 20
 _AT_ONCE = 256
-"""Token ids that are read on the event loop, in some 2 ms."""
+"""Token ids that are read on the event loop, or events that are converted, in some 2 ms."""
 _CHARS_AT_ONCE = 1024
 """Likewise."""
 _SECONDS_PER_ID = 10e-6
 _SECONDS_PER_CHAR = 5e-6
+_SHORTEST_CALL = 16
+"""Characters of a call, its markers included."""
+T = TypeVar("T")
 
 
 class ParsedAnswer:
@@ -55,11 +59,14 @@ class ParsedAnswer:
 
         def work() -> list[Event]:
             check_token_ids(ids, self._vocab_size, field)
-            for count, token_id in enumerate(ids):
-                if not count % _AT_ONCE:
-                    stop_if_gone()
-                self._push(self._detokenizer.push((token_id,)), (token_id,))
-            return joined(self._answer.take())
+            events: list[Event] = []
+            for start in range(0, len(ids), _AT_ONCE):
+                stop_if_gone()
+                for token_id in ids[start : start + _AT_ONCE]:
+                    self._push(self._detokenizer.push((token_id,)), (token_id,))
+                # An event of each token would take 80 times its bytes.
+                events += joined(self._answer.take())
+            return joined(events)
 
         if len(ids) <= _AT_ONCE:
             return work()
@@ -86,6 +93,13 @@ class ParsedAnswer:
         if len(piece) <= _CHARS_AT_ONCE:
             return work()
         return await self._threads.run(work, len(piece) * _SECONDS_PER_CHAR)
+
+    async def converted(self, work: Callable[[], T], events: int | None = None) -> T:
+        """Make a message of so many ``events``, or of all calls: few at once, many in the pool."""
+        count = (self._ids + self._chars) // _SHORTEST_CALL if events is None else events
+        if count <= _AT_ONCE:
+            return work()
+        return await self._threads.run(work, count * _SECONDS_PER_ID)
 
     def finish(self) -> list[Event]:
         """End the answer; return what was held back."""

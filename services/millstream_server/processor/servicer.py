@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from millstream.v1 import (
     diffusion_pb2_grpc,
@@ -12,6 +13,7 @@ from millstream.v1 import (
     processor_pb2,
     processor_pb2_grpc,
 )
+from millstream_server.formats.events import Event
 from millstream_server.processor import convert
 from millstream_server.processor.conversation import Caller, Conversation, DrainNotice, UserTurn
 from millstream_server.processor.convert import model_to_proto
@@ -29,6 +31,7 @@ from millstream_server.processor.responses import (
     add_token_ids,
     check_size,
 )
+from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR
 from millstream_server.processor.texts import MAX_DETOKENIZED_IDS
 from millstream_server.runtime.errors import (
     InternalError,
@@ -44,6 +47,8 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
+_SHORT_READING = 4096
+"""Bytes of tools and of a begun answer that are read on the event loop, in some 2 ms."""
 _DRAINING = processor_pb2.ServerDraining()
 
 
@@ -172,7 +177,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.front.call():
             async for request in requests:
                 if answer is None:
-                    answer = self._begin_answer(request)
+                    answer = await self._begin_answer(request)
                 elif request.HasField("reading"):
                     raise InvalidRequestError.of("reading", "only the first message has it")
                 kind = request.WhichOneof("piece")
@@ -183,23 +188,25 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 else:
                     continue
                 if events:
-                    response = processor_pb2.ParseResponse()
-                    add_events(response, events)
-                    check_size(response, kind)
-                    await call.write(response)
+                    convert_events = partial(_events_to_proto, events, kind)
+                    await call.write(await answer.converted(convert_events, len(events)))
             if answer is None:
                 raise InvalidRequestError.of("reading", "the first message must have it")
-            last = parsed_to_proto(answer, answer.finish())
-            check_size(last, "reading.tools")
-            await call.write(last)
+            await call.write(await answer.converted(partial(_end_to_proto, answer)))
 
-    def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
+    async def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
         core, reading = self._core, request.reading
         if not request.HasField("reading"):
             raise InvalidRequestError.of("reading", "the first message must have it")
         name, text = core.models.text(reading.model, "reading.model")
         how = core.models.answer_format(name, text, reading.format)
-        return ParsedAnswer(text, reading_from_proto(reading, how), core.prompts.threads)
+        pool = core.prompts.threads
+
+        def begin() -> ParsedAnswer:
+            return ParsedAnswer(text, reading_from_proto(reading, how), pool)
+
+        size = reading.ByteSize()
+        return begin() if size <= _SHORT_READING else await pool.run(begin, size * SECONDS_PER_CHAR)
 
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call
@@ -218,6 +225,19 @@ def add_servicers(
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(processor, methods)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, methods)
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, methods)
+
+
+def _events_to_proto(events: Sequence[Event], field: str) -> processor_pb2.ParseResponse:
+    response = processor_pb2.ParseResponse()
+    add_events(response, events)
+    check_size(response, field)
+    return response
+
+
+def _end_to_proto(answer: ParsedAnswer) -> processor_pb2.ParseResponse:
+    response = parsed_to_proto(answer, answer.finish())
+    check_size(response, "reading.tools")
+    return response
 
 
 async def _only_turn(
