@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from millstream_server.runtime.lifecycle import stall_watch
-from millstream_server.runtime.lifecycle.stall_watch import IDLE_S, StallWatch
+from millstream_server.runtime.lifecycle.stall_watch import BUSY_S, StallWatch
 from millstream_server.runtime.telemetry import metrics
 from millstream_testing.waiting import until
 from tests.support.telemetry.logged import fields_of
@@ -37,14 +37,14 @@ async def longest(watch: StallWatch, work: Callable[[], None]) -> float:
 
 
 async def test_a_piece_is_measured_by_the_cpu_time_of_the_loops_thread() -> None:
-    async with StallWatch() as watch:
-        assert 0.05 <= await longest(watch, lambda: hold(0.05)) < 0.05 + 2 * IDLE_S
+    async with StallWatch(idle_s=BUSY_S) as watch:
+        assert 0.05 <= await longest(watch, lambda: hold(0.05)) < 0.05 + 5 * BUSY_S
         assert await longest(watch, lambda: time.sleep(0.05)) < 0.05
 
 
 async def test_garbage_collections_are_taken_off() -> None:
     garbage = [[index] for index in range(1_000_000)]
-    async with StallWatch() as watch:
+    async with StallWatch(idle_s=BUSY_S) as watch:
 
         def collect() -> None:
             began_s = time.thread_time()
