@@ -140,7 +140,10 @@ class ChatRequests:
         paths = conversation_paths(said.field, CONTINUE if conversation.continued else "")
         messages, tools = conversation.messages, conversation.told_tools
         if media is None:
-            text, ids = await self._prompts.of_chat(text_model, messages, tools, paths, variables)
+            most = served.engine.context_length
+            text, ids = await self._prompts.of_chat(
+                text_model, messages, tools, paths, variables, most=most
+            )
             return text, Prompt(ids)
         takes = served.engine.media
         if takes is not None and takes.modalities and not served.modalities:

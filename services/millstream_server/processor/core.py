@@ -139,7 +139,10 @@ class ProcessorCore:
             asked.known(served.name, served.engine.engine)
             await self.prompts.read_grammar(options.sampling)
             if isinstance(text, str):
-                text = await self.prompts.tokenize(served.text, text, special_tokens=True)
+                most = served.engine.context_length
+                text = await self.prompts.tokenize(
+                    served.text, text, special_tokens=True, most=most
+                )
             request = request_of(completion.request_id, served, Prompt(text), options, caller)
             check(request, options, served, self.front.limits, paths)
             admission = await self._admit(request, options, asked, call)

@@ -50,16 +50,21 @@ class Prompts:
         tools: Sequence[Tool],
         paths: ConversationPaths,
         variables: Mapping[str, Any] = NO_VARIABLES,
+        *,
+        most: int | None = None,
     ) -> tuple[str, MutableSequence[int]]:
         """Check a conversation, render the model's template, tokenize: prompt text and ids.
 
+        A prompt that surely has more tokens than ``most`` isn't tokenized.
+
         Raises:
-            InvalidRequestError: it can't be rendered.
+            InvalidRequestError: it can't be rendered, or is too long.
         """
         if not _is_small(messages, tools):
 
             def work() -> tuple[str, MutableSequence[int]]:
                 prompt = rendered(text, messages, tools, paths, variables)
+                _check_length(text, prompt, most, paths.messages)
                 return prompt, text.encode(prompt, add_special_tokens=False)
 
             return await self.threads.run(work, _seconds(messages, tools))
@@ -112,14 +117,17 @@ class Prompts:
         )
 
     async def tokenize(
-        self, text: TextModel, prompt: str, *, special_tokens: bool
+        self, text: TextModel, prompt: str, *, special_tokens: bool, most: int | None = None
     ) -> MutableSequence[int]:
+        """Tokenize; of ``most`` see `of_chat`."""
         if len(prompt) <= _SMALL_CHARS:
             return text.encode(prompt, add_special_tokens=special_tokens)
-        return await self.threads.run(
-            lambda: text.encode(prompt, add_special_tokens=special_tokens),
-            len(prompt) * SECONDS_PER_CHAR,
-        )
+
+        def work() -> MutableSequence[int]:
+            _check_length(text, prompt, most, "text")
+            return text.encode(prompt, add_special_tokens=special_tokens)
+
+        return await self.threads.run(work, len(prompt) * SECONDS_PER_CHAR)
 
     async def detokenize(self, text: TextModel, ids: Sequence[int], *, special_tokens: bool) -> str:
         """Turn token ids into text.
@@ -165,6 +173,17 @@ def rendered(
     return text.chat_template.render(
         messages, tools, continues=paths.continues, field=paths.messages, variables=variables
     )
+
+
+def _check_length(text: TextModel, prompt: str, most: int | None, field: str) -> None:
+    """Refuse a prompt that surely has too many tokens.
+
+    Raises:
+        InvalidRequestError: it has.
+    """
+    if most is not None and len(prompt) > most and text.floor.exceeds(prompt, most):
+        sentence = f"the prompt exceeds the context length of {most} tokens"
+        raise InvalidRequestError.of(field, sentence)
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "token_ids") -> None:

@@ -6,6 +6,8 @@ which takes much memory (`model_files`).
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from array import array
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
@@ -47,6 +49,10 @@ log = get_log(__name__)
 SECONDS_PER_CHAR = 0.5e-6
 """About what tokenizing takes; long texts of one kind of character up to twice as much."""
 _DECODED_AT_ONCE = 1 << 14
+_UNCUT_CHARS = 2 * PART_CHARS
+"""A text or part that can't be cut and is longer is tokenized alone: it takes 300 bytes for each of
+its characters, 1.2 GB for 4 MiB."""
+_ALONE = threading.Lock()
 _SHORT_CHARS = 1024
 """Up to this length tokenizing takes half a millisecond, as long as a thread may keep the GIL."""
 
@@ -162,8 +168,11 @@ class TextModel:
 
     def _encode(self, text: str | tuple[str, str], *, add_special_tokens: bool) -> list[int]:
         # The library's `encode` keeps the GIL, its batch calls release it.
-        batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return batch[0].ids
+        chars = len(text) if isinstance(text, str) else sum(map(len, text))
+        with _ALONE if chars > _UNCUT_CHARS else contextlib.nullcontext():
+            stop_if_gone()
+            batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return batch[0].ids
 
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Tokenize two texts as one input, with the special tokens that the tokenizer adds.
