@@ -8,6 +8,7 @@ import pytest
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor.convert import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.rpc.message_parts import MAX_PARTS as MAX_PARTS_OF_ALL
 from millstream_testing.in_process import suite
 from tests.support.wire.failures import refusal
 
@@ -43,3 +44,18 @@ async def test_tokenize_too(text_model: TextModel) -> None:
             front.stub.Tokenize(processor_pb2.TokenizeRequest(conversation=conversation))
         )
         assert refused.fields == ("conversation.messages",)
+
+
+async def test_a_message_of_too_many_parts_is_refused_before_it_is_parsed(
+    text_model: TextModel,
+) -> None:
+    start = processor_pb2.ChatStart(messages=[EMPTY] * (MAX_PARTS_OF_ALL + 1))
+    async with suite(text_model) as (front, _):
+        call = front.stub.Chat()
+        await call.write(processor_pb2.ChatRequest(start=start))
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call.read()
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failed.value.details() == (
+        f"the message has more than {MAX_PARTS_OF_ALL} texts and messages"
+    )

@@ -31,7 +31,6 @@ from millstream_server.processor.responses import (
     add_token_ids,
     check_size,
 )
-from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR
 from millstream_server.processor.texts import MAX_DETOKENIZED_IDS
 from millstream_server.runtime.errors import (
     InternalError,
@@ -47,8 +46,6 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-_SHORT_READING = 4096
-"""Bytes of tools and of a begun answer that are read on the event loop, in some 2 ms."""
 _DRAINING = processor_pb2.ServerDraining()
 
 
@@ -177,7 +174,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.front.call():
             async for request in requests:
                 if answer is None:
-                    answer = await self._begin_answer(request)
+                    answer = self._begin_answer(request)
                 elif request.HasField("reading"):
                     raise InvalidRequestError.of("reading", "only the first message has it")
                 kind = request.WhichOneof("piece")
@@ -192,21 +189,16 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                     await call.write(await answer.converted(convert_events, len(events)))
             if answer is None:
                 raise InvalidRequestError.of("reading", "the first message must have it")
-            await call.write(await answer.converted(partial(_end_to_proto, answer)))
+            convert_end = partial(_end_to_proto, answer, answer.finish())
+            await call.write(await answer.converted(convert_end))
 
-    async def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
+    def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
         core, reading = self._core, request.reading
         if not request.HasField("reading"):
             raise InvalidRequestError.of("reading", "the first message must have it")
         name, text = core.models.text(reading.model, "reading.model")
         how = core.models.answer_format(name, text, reading.format)
-        pool = core.prompts.threads
-
-        def begin() -> ParsedAnswer:
-            return ParsedAnswer(text, reading_from_proto(reading, how), pool)
-
-        size = reading.ByteSize()
-        return begin() if size <= _SHORT_READING else await pool.run(begin, size * SECONDS_PER_CHAR)
+        return ParsedAnswer(text, reading_from_proto(reading, how), core.prompts.threads)
 
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call
@@ -234,8 +226,8 @@ def _events_to_proto(events: Sequence[Event], field: str) -> processor_pb2.Parse
     return response
 
 
-def _end_to_proto(answer: ParsedAnswer) -> processor_pb2.ParseResponse:
-    response = parsed_to_proto(answer, answer.finish())
+def _end_to_proto(answer: ParsedAnswer, events: Sequence[Event]) -> processor_pb2.ParseResponse:
+    response = parsed_to_proto(answer, events)
     check_size(response, "reading.tools")
     return response
 

@@ -10,7 +10,8 @@ from google.protobuf import json_format
 
 from millstream.v1.processor_pb2 import DetokenizeRequest, TokenizeRequest
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.rpc.json_messages import MAX_PARTS, from_json, parsed
+from millstream_server.runtime.rpc.json_messages import from_json, parsed
+from millstream_server.runtime.rpc.message_parts import MAX_PARTS
 from millstream_server.runtime.work.fair_queue import PoolLimits
 from millstream_server.runtime.work.pool import WorkPool
 

@@ -14,11 +14,9 @@ from typing import Any
 from google.protobuf import json_format
 
 from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.rpc.message_parts import MAX_PARTS
 from millstream_server.runtime.work.pool import WorkPool, WorkStoppedError, stop_if_gone
 
-MAX_PARTS = 1 << 17
-"""Objects and fields of one message: twice what the longest conversation has. Numbers and texts in
-lists don't count: they are bounded by the message's length."""
 _AT_ONCE_S = 2e-3
 """What takes longer is done in the pool."""
 _SECONDS_PER_BYTE = 60e-9
@@ -60,7 +58,10 @@ def from_json(kind: Callable[[], Any] | None, data: bytes) -> Any:
 
 
 class _Objects:
-    """Makes the objects of a message, and counts its parts before they become messages."""
+    """Makes the objects of a message; counts them and their fields before they become messages.
+
+    Numbers and texts in lists don't count: they are bounded by the message's length.
+    """
 
     def __init__(self) -> None:
         self._parts = 0

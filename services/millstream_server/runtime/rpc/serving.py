@@ -53,7 +53,7 @@ _OK = Outcome(Code.OK)
 class Method:
     """Serves every call of one method."""
 
-    __slots__ = ("_layers", "_open", "_sends", "_servicer", "first_message_s", "lone",
+    __slots__ = ("_layers", "_open", "_sends", "_servicer", "descriptor", "first_message_s", "lone",
                  "max_request_bytes", "name", "parse", "request_type", "response_streaming",
                  "serialize", "waits")  # fmt: skip
 
@@ -72,6 +72,7 @@ class Method:
         """Parses a request; returns the error of what can't be parsed."""
         self.request_type: Any = getattr(handler.request_deserializer, "__self__", None)
         """The class of its requests; None: they are bytes, or there is no such method."""
+        self.descriptor: Any = getattr(self.request_type, "DESCRIPTOR", None)
         self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
         self.response_streaming: bool = handler.response_streaming
         self._sends = handler.response_streaming and inspect.iscoroutinefunction(self._servicer)

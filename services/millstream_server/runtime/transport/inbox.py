@@ -16,6 +16,7 @@ from millstream_server.runtime.errors import (
     MalformedMessageError,
     StatusError,
 )
+from millstream_server.runtime.rpc.message_parts import UNCOUNTED_BYTES, check_parts
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
 from millstream_server.runtime.transport.output import PREFIX
@@ -39,7 +40,7 @@ class Inbox:
 
     __slots__ = ("_buffer", "_compressed", "_connection", "_counted", "_encoding", "_id",
                  "_message_bytes", "_messages", "_missing", "_most", "_over", "_parse",
-                 "_uncredited", "_woken", "begun", "ended")  # fmt: skip
+                 "_uncredited", "_woken", "begun", "descriptor", "ended")  # fmt: skip
 
     def __init__(
         self,
@@ -66,6 +67,8 @@ class Inbox:
         self._uncredited = 0
         """Bytes received for which the caller got no credit yet."""
         self._parse = parse
+        self.descriptor: Any = None
+        """Of its messages, to count their parts; the stream sets it. None: they have none."""
         self._woken: asyncio.Future[None] | None = None
         self.begun = False
         """A message has come; the stream sets it."""
@@ -168,6 +171,8 @@ class Inbox:
                 raise CallOverError
             self._woken = self._connection.loop.create_future()
             await self._woken
+        if self.descriptor is not None and self._message_bytes > UNCOUNTED_BYTES:
+            await self._check_parts(self._messages[0])
         message = self._messages.pop(0)
         if not isinstance(message, bytes):
             raise message
@@ -176,6 +181,13 @@ class Inbox:
         if not self.ended:
             self.credit()
         return self._parse(message)
+
+    async def _check_parts(self, message: bytes | Failure) -> None:
+        """Count a long message's parts; it still counts as held meanwhile."""
+        if isinstance(message, bytes) and len(message) > UNCOUNTED_BYTES:
+            await check_parts(message, self.descriptor, self._connection.server.pool)
+            if not self._messages:  # dropped
+                raise CallOverError
 
     def wake(self) -> None:
         """Let the handler look again: a message has come, or the end."""

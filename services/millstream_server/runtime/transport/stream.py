@@ -94,6 +94,7 @@ class Stream(ServedCall):
     def _make_parts(self, connection: Any, head: RequestHead, method: Method) -> None:
         most = method.max_request_bytes or connection.options.max_receive_bytes
         self.inbox = Inbox(connection, self.id, head.encoding, most, method.parse)
+        self.inbox.descriptor = method.descriptor
         self.sender = Sender(connection, connection.h2.streams[self.id], self.id, method.serialize)
 
     @property

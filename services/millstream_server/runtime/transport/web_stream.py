@@ -135,6 +135,7 @@ class WebStream(Stream):
             self.sender = self._make_sender(connection, framing.message)
         else:
             self.inbox = (WholeBody if framing.whole else Inbox)(*given, method.parse)
+            self.inbox.descriptor = method.descriptor
             self.sender = self._make_sender(connection, lambda m: framing.message(serialize(m)))
 
     def _make_sender(self, connection: Any, serialize: Serialize) -> BodySender:
