@@ -167,6 +167,8 @@ HOST = "POST /echo HTTP/1.1\r\nHost: x\r\n"
         (HOST + "Content-Length: +3\r\n\r\nabc", 400),
         (HOST + "Content-Length: 3, 3\r\n\r\nabc", 400),
         (HOST + "Transfer-Encoding: gzip, chunked, identity\r\n\r\n0\r\n\r\n", 400),
+        (HOST + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (HOST + "Transfer-Encoding: identity, chunked\r\n\r\n0\r\n\r\n", 501),
         (HOST + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400),
         (HOST + "X: a\r\n Content-Length: 3\r\n\r\nabc", 400),
         (HOST + "Transfer-Encoding: chunked\r\n\r\nx\r\n\r\n", 400),

@@ -79,27 +79,36 @@ class Request:
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and self.version != "1.0"):
             raise BrokenError(400, "the request isn't HTTP/1.1: it needs one Host header")
-        if self.version == "1.0" and self.value(b"transfer-encoding"):
+        coding = self.value(b"transfer-encoding")
+        if self.version == "1.0" and coding:
             raise BrokenError(400, "the request isn't HTTP/1.0: that has no Transfer-Encoding")
+        if coding and coding.lower() != "chunked":
+            raise BrokenError(501, "of transfer codings this server has chunked alone")
 
 
 def _too_long(most_bytes: int) -> BrokenError:
-    return BrokenError(431, f"the request's headers have more than {most_bytes} bytes")
+    return BrokenError(431, f"the request's headers or trailers have more than {most_bytes} bytes")
 
 
 class RequestReader:
     """Parses what comes. The first of `requests` is served; those behind it wait."""
 
     def __init__(self, most_head_bytes: int, received: Ledger) -> None:
-        """Take heads of up to ``most_head_bytes``; `count` what isn't parsed in ``received``."""
+        """Take heads, and as much between parts of a body or behind it, of ``most_head_bytes``.
+
+        `count` what isn't parsed in ``received``.
+        """
         self.requests: list[Request] = []
         self.counted_bytes = 0
-        """Of the head begun, and of what waits behind a request."""
+        """Of the head or the trailers begun, and of what waits behind a request."""
         self.deaf = False
         """What comes is dropped."""
         self._most_head_bytes = most_head_bytes
         self._received = received
         self._head_bytes = 0
+        """Of the head begun, or since a part of the body: chunks' sizes and trailers."""
+        self._advanced = False
+        """Of the last request, the slice had the end of the head or a part of the body."""
         self._unread = bytearray()
         self._parser: Any = None
         """Made when it is needed: it takes a kilobyte."""
@@ -169,7 +178,7 @@ class RequestReader:
             self.requests[0].keeps = False
 
     def _parse(self, part: bytes) -> None:
-        before = len(self.requests)
+        before, self._advanced = len(self.requests), False
         if self._parser is None:
             self._parser = httptools.HttpRequestParser(self)
         try:
@@ -181,7 +190,7 @@ class RequestReader:
         except httptools.HttpParserError:
             self._fail(BrokenError(400, "the request isn't HTTP/1.1 as it should be"))
         last = self.requests[-1] if self.requests else None
-        if last is None or last.verb:
+        if last is None or last.whole or self._advanced:
             self._head_bytes = 0
             return
         self._head_bytes = len(part) + (self._head_bytes if len(self.requests) == before else 0)
@@ -198,20 +207,24 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         self.requests.append(Request())
+        self._advanced = False
 
     def on_url(self, url: bytes) -> None:
         self.requests[-1].target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.requests[-1].headers.append((name.lower(), value))
+        if not self.requests[-1].verb:  # trailers are dropped
+            self.requests[-1].headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self._advanced = True
         request, parser = self.requests[-1], self._parser
         request.verb = parser.get_method().decode("ascii")
         request.version = parser.get_http_version()
         request.keeps = parser.should_keep_alive() and request.version != "1.0"
 
     def on_body(self, data: bytes) -> None:
+        self._advanced = True
         request = self.requests[-1]
         if request.stream is not None:
             request.stream.received(data, 0)
