@@ -212,6 +212,14 @@ async def test_refused_edits(
     assert says in error["message"]
 
 
+async def test_a_forms_boundary_may_be_too_long(suite: EveryAbility) -> None:
+    kind = f"Content-Type: multipart/form-data; boundary={'x' * 7000}\r\n"
+    async with raw(suite.port) as wire:
+        wire.send(post(EDIT, b"", headers=kind))
+        status, _, (body,) = await wire.response()
+    assert (status, b"Boundary length 7000 exceeds" in body) == (400, True), body
+
+
 @pytest.mark.parametrize(
     ("changed", "param", "says"),
     [

@@ -151,7 +151,7 @@ async def test_what_can_not_be_done_is_refused_by_name(
         (b'{"model": "\xff", "messages": []}', "no JSON"),
         (b"[]", "Expected `object`, got `array`"),
         (b"{}", "missing required field `messages`"),
-        (b'{"messages": [{"role": "user", "content": "a"}], "functions": "\xff"}', "functions"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "functions": "\xff"}', "no JSON"),
         (b'{"messages": [], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
     ],
 )
@@ -159,6 +159,46 @@ async def test_what_is_no_body_of_a_chat(front: InProcessProcessor, body: bytes,
     response = await ask(front.port, CHAT, body)
     assert response.status == 400
     assert says in response.json["error"]["message"]
+
+
+_HI = b'"max_tokens": 1, "messages": [{"role": "user", "content": "a"}], '
+_BAD = b'{"\xff": 1}'
+_TOOLS = b'"tools": [{"type": "function", "function": {"name": "f", "parameters": %b}}]' % _BAD
+_INPUTS = b'"tools": [{"name": "f", "input_schema": %b}]' % _BAD
+_FORM = b'{"type": "json_schema", "name": "f", "schema": %b}' % _BAD
+_SCHEMA = b'"response_format": {"type": "json_schema", "json_schema": %b}' % _FORM
+_CALL = b'[{"type": "tool_use", "id": "i", "name": "f", "input": %b}]' % _BAD
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, _HI + _TOOLS),
+        (CHAT, _HI + _SCHEMA),
+        (f"{CHAT}/render", _HI + _TOOLS),
+        ("/tokenize", _HI + _TOOLS),
+        (
+            "/v1/responses",
+            b'"input": "a", "tools": [{"type": "function", "name": "f", "parameters": %b}]' % _BAD,
+        ),
+        ("/v1/responses", b'"input": "a", "text": {"format": %b}' % _FORM),
+        ("/v1/messages", _HI + _INPUTS),
+        ("/v1/messages", _HI + b'"output_config": {"format": %b}' % _FORM),
+        (
+            "/v1/messages",
+            b'"max_tokens": 1, "messages": [{"role": "assistant", "content": %b}]' % _CALL,
+        ),
+        ("/v1/messages/count_tokens", _HI + _INPUTS),
+        ("/v1/embeddings", b'"input": ["\xff"]'),
+    ],
+)
+async def test_a_body_is_utf_8_also_where_it_is_only_passed_on(
+    front: InProcessProcessor, path: str, fields: bytes
+) -> None:
+    response = await ask(front.port, path, b'{"model": "tiny", ' + fields + b"}")
+    assert response.status == 400
+    assert "the body is no JSON: 'utf-8' codec can't decode" in response.json["error"]["message"]
 
 
 @pytest.mark.asyncio(loop_scope="module")

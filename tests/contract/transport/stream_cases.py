@@ -255,6 +255,11 @@ TRAILERS = [
         lambda w: open_stream(w) + w.headers(1, [(":path", UNARY)], end=True),
     ),
     stream_error(
+        "8.1 trailers of more than 16 KiB",
+        PROTOCOL,
+        lambda w: open_stream(w) + w.headers(1, [("a", "b")] * 500, end=True),
+    ),
+    stream_error(
         "8.1 DATA behind trailers",
         CLOSED,
         lambda w: (

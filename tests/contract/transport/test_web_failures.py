@@ -159,8 +159,8 @@ MANGLED = [
     (TEXT, b"AAA!", "13"),
     (TEXT, b"AA=A", "13"),
     (TEXT, base64.b64encode(frame(asked("one")))[:-1], "13"),
-    (CONNECT, frame(b"{}", 2), "internal"),
-    (CONNECT, frame(b"\xff\xff"), "internal"),
+    (CONNECT, frame(b"{}", 2), "invalid_argument"),
+    (CONNECT, frame(b"\xff\xff"), "invalid_argument"),
     (CONNECT_JSON, frame(b"{"), "invalid_argument"),
 ]
 
@@ -182,7 +182,7 @@ async def test_frames_that_are_malformed(
     ("content_type", "body", "status"),
     [
         (PROTO, b"x" * ((1 << 20) + 1), 429),
-        (PROTO, b"\xff\xff", 500),
+        (PROTO, b"\xff\xff", 400),
         (JSON, b'{"text": "' + b"x" * (1 << 20) + b'"}', 429),
     ],
 )
@@ -195,6 +195,7 @@ async def test_unary_messages_that_cannot_be_taken(
 
 async def test_a_unary_message_that_cannot_be_unpacked(client: httpx.AsyncClient) -> None:
     got = await call(client, UNARY, PROTO, b"no gzip", content_encoding="gzip")
+    assert (got.status_code, got.json()["code"]) == (400, "invalid_argument")
     assert "can't be unpacked" in got.json()["message"]
     bomb = gzip.compress(bytes(2 << 20))
     assert (await call(client, UNARY, PROTO, bomb, content_encoding="gzip")).status_code == 429

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from millstream_server.processor.http.schema import violation
@@ -29,11 +29,11 @@ def read_form(kind: type[T], body: bytes, content_type: str | bytes) -> T:
     boundary = options.get(b"boundary")
     if form != b"multipart/form-data" or not boundary:
         raise InvalidRequestError("the body must be multipart/form-data, with its boundary")
-    parser = MultipartParser(boundary, parts.callbacks())
     try:
+        parser = MultipartParser(boundary, parts.callbacks())
         parser.write(body)
         parser.finalize()
-    except MultipartParseError as error:
+    except FormParserError as error:
         raise InvalidRequestError(f"the body is no form: {error}") from None
     try:
         return msgspec.convert(parts.fields, kind, strict=False)

@@ -26,7 +26,7 @@ ABSENT: Any = msgspec.field(default_factory=lambda: NULL)
 
 
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError)
-"""Errors of reading a body, or what it has in a `msgspec.Raw`: texts there weren't looked at."""
+"""Errors of reading a body, or what it has in a `msgspec.Raw`: that was only skipped."""
 
 
 class Json(msgspec.Struct, gc=False):
@@ -276,10 +276,14 @@ def read(
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, field: str = "") -> T:
     """Read JSON; ``field`` is the path of what isn't a whole body.
 
+    A whole body is UTF-8 throughout: msgspec itself looks at no text in a `msgspec.Raw`.
+
     Raises:
         InvalidRequestError: it is no JSON, or a part of it has another type.
     """
     try:
+        if isinstance(body, bytes) and not body.isascii():
+            body.decode()
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise violation(str(error), field) from None

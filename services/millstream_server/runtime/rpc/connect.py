@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from google.protobuf import json_format
 
-from millstream_server.runtime.errors import Code, Failure, StatusError
+from millstream_server.runtime.errors import Code, Failure, MalformedMessageError, StatusError
 from millstream_server.runtime.rpc.http import STATUSES
 from millstream_server.runtime.rpc.status import to_status
 
@@ -34,9 +34,8 @@ def status_of(failure: Failure) -> int:
     """Return HTTP's status of a failure, as Connect's table has it."""
     if isinstance(failure, HttpRefusalError):
         return failure.status
-    if failure.code is Code.UNIMPLEMENTED:
-        return _UNIMPLEMENTED
-    return STATUSES.get(failure.code, 500)
+    code = _code(failure)
+    return _UNIMPLEMENTED if code is Code.UNIMPLEMENTED else STATUSES.get(code, 500)
 
 
 def error_json(failure: Failure) -> bytes:
@@ -62,8 +61,13 @@ def text_of(value: str | bytes) -> str:
     return value if isinstance(value, str) else base64.b64encode(value).decode().rstrip("=")
 
 
+def _code(failure: Failure) -> Code:
+    """Return a failure's code: what can't be read is the caller's fault, other than in gRPC."""
+    return Code.INVALID_ARGUMENT if isinstance(failure, MalformedMessageError) else failure.code
+
+
 def _error(failure: Failure) -> Mapping[str, Any]:
-    code = failure.code
+    code = _code(failure)
     said: dict[str, Any] = {"code": "canceled" if code is Code.CANCELLED else code.name.lower()}
     if failure.message:
         said["message"] = failure.message

@@ -142,8 +142,7 @@ class Inbox:
         if nbytes > self._most:
             raise _too_large(f"a message of {nbytes} bytes", self._most)
         if self._compressed and (self._compressed > 1 or self._encoding not in _WINDOW_BITS):
-            raise StatusError(  # the code that gRPC's compression.md asks for
-                Code.INTERNAL,
+            raise MalformedMessageError(  # its code is what gRPC's compression.md asks for
                 f"a message has the compressed flag {self._compressed}, "
                 f"and the headers the grpc-encoding {self._encoding.decode(errors='replace')}",
             )
