@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millstream_server.control.engine import Role
+from millstream_server.engines.sglang import config as sglang_config
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
@@ -98,6 +100,48 @@ def test_time_outs_and_the_address_reach_the_transfer() -> None:
     assert environment["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"] == "2"
     assert environment["SGLANG_HOST_IP"] == "127.0.0.1"
     assert engine_environment(_config()) == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "files", "devices"),
+    [
+        ("127.0.0.1", (), "lo"),
+        ("::1", (), "lo"),
+        ("127.0.0.1", ("mlx5_0",), None),
+        ("192.0.2.1", (), None),
+    ],
+)
+def test_on_loopback_ucx_listens_there_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    host: str,
+    files: tuple[str, ...],
+    devices: str | None,
+) -> None:
+    monkeypatch.setattr(sglang_config, "_RDMA", tmp_path)
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    for name in files:
+        (tmp_path / name).touch()
+    config = _config(role=Role.PREFILL, bootstrap_host=host)
+    assert engine_environment(config).get("UCX_NET_DEVICES") == devices
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth7")  # the operator's
+    assert engine_environment(config).get("UCX_NET_DEVICES", "eth7") == "eth7"
+
+
+@pytest.mark.parametrize(
+    ("more", "alone"),
+    [
+        ({}, True),
+        ({"extra": {"page_size": 16}}, True),
+        ({"extra": {"tp_size": 2}}, False),
+        ({"nodes": 2, "leader_address": "a:1"}, False),
+    ],
+)
+def test_only_one_process_meets_nobody(
+    more: dict[str, Any],
+    alone: bool,  # noqa: FBT001
+) -> None:
+    assert _config(**more).computes_alone is alone
 
 
 @pytest.mark.parametrize("role", [Role.AGGREGATED, Role.PREFILL, Role.DECODE])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -115,6 +116,13 @@ class TestPair:
         assert info.bootstrap_host == "127.0.0.1"
         assert info.bootstrap_port > 0
         assert (await pair.decode.ready()).bootstrap_port == 0
+
+    async def test_nothing_listens_beyond_loopback(self, pair: Pair) -> None:
+        engines = [psutil.Process(each.pid) for each in (pair.prefill, pair.decode)]
+        processes = [each for one in engines for each in (one, *one.children(recursive=True))]
+        sockets = [s for each in processes for s in each.net_connections("tcp")]
+        hosts = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+        assert hosts == {"127.0.0.1"}
 
     async def test_greedy_equals_the_bare_engine(
         self, pair: Pair, expected: list[list[int]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
+import os
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from millstream_server.control.engine import Role
@@ -17,6 +20,9 @@ from millstream_server.runtime.errors import EngineFailedError
 
 _NOT_RESUMED = frozenset({"speculative_algorithm", "tp_size", "pp_size", "ep_size"})
 """Arguments with which `engines.sglang.resume` was never run."""
+_SPREAD = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "dist_init_addr", "nccl_port"})
+"""Arguments of engines that are several processes, or say themselves where these meet."""
+_RDMA = Path("/sys/class/infiniband")
 _DISAGGREGATION_MODES = {
     Role.AGGREGATED: "null",
     Role.PREFILL: "prefill",
@@ -81,6 +87,11 @@ class SglangEngineConfig(EngineConfig):
 
     def resolved_device(self) -> str:
         return resolved(self.device)
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether one process computes, which has no others to meet."""
+        return self.nodes == 1 and not _SPREAD & self.extra.keys()
 
     @property
     def may_resume(self) -> bool:
@@ -250,12 +261,16 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
     if not config.role.hands_off:
         return environment
     seconds = str(math.ceil(config.transfer_timeout_s))
+    address = first_address(config.bootstrap_host, "bootstrap_host")
+    if ipaddress.ip_address(address).is_loopback and not any(_RDMA.glob("*")):
+        # Else UCX listens on every interface. RDMA may be the way between a machine's own GPUs.
+        environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
     return {
         **environment,
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": seconds,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": seconds,
         # The address for KV sockets and peers; SGLang would guess an interface.
-        "SGLANG_HOST_IP": first_address(config.bootstrap_host, "bootstrap_host"),
+        "SGLANG_HOST_IP": address,
     }
 
 

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,9 @@ def keep_our_logging(*_args: object, **_options: object) -> None:
 
 T = TypeVar("T")
 _PLUGIN = str(Path(__file__).parent / "resume" / "on_path")
+_MEETING = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
+_GROUP = contextlib.ExitStack()
+"""The file by which SGLang's group of one process is made."""
 _ENDING_POLL_S = 0.2
 _DEATH_TIMEOUT_S = 60.0
 
@@ -130,6 +134,8 @@ class EngineThread:
 
 def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     os.environ.update(engine_environment(config))
+    if config.computes_alone and _MEETING not in os.environ:
+        _meet_in_a_file()
     if config.role is Role.PREFILL and config.node_rank == 0:
         config.check_bootstrap_port()  # SGLang would register with the server that has it
     if config.may_resume:
@@ -147,6 +153,16 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     logging.getLogger("sglang").setLevel(config.log_level.upper())
     with replaced(engine_module, "configure_logger", keep_our_logging):
         return engine_module.Engine(**arguments)
+
+
+def _meet_in_a_file() -> None:
+    """Let SGLang make its group of one process by a file: torch's store listens on all interfaces.
+
+    Whoever reaches that may read and write it.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="millstream-group-", ignore_cleanup_errors=True)
+    os.environ[_MEETING] = f"file://{_GROUP.enter_context(folder)}/group"
+    _GROUP.callback(os.environ.pop, _MEETING, None)
 
 
 def _put_on_path(folder: str) -> None:
@@ -177,6 +193,7 @@ def _describe(engine: Any) -> BuiltEngine:
 def _clear_away() -> None:
     kill_children()
     FILES.close()
+    _GROUP.close()
 
 
 def kill_children() -> None:
@@ -214,6 +231,7 @@ def _shut_down(engine: Any) -> None:
     for path in _left_behind(engine):
         path.unlink(missing_ok=True)
     FILES.close()
+    _GROUP.close()
 
 
 def _left_behind(engine: Any) -> Iterator[Path]:
