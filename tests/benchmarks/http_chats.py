@@ -54,7 +54,7 @@ class Http1Chats:
     async def chat(self, tokens: int) -> tuple[float, int, int]:
         """Return the time to the first event, and how many tokens and events came."""
         body = _body(tokens)
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         began = time.perf_counter()
         self._writer.write(head.encode() + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")

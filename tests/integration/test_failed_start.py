@@ -201,7 +201,7 @@ async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(tmp_pa
 
 async def _http_get(port: int, path: str) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     response = await reader.read()
     writer.close()
     return response

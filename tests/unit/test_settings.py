@@ -268,3 +268,30 @@ def test_a_variable_that_no_program_reads_is_found_with_what_was_probably_meant(
 )
 def test_what_any_program_reads_or_kubernetes_sets_is_not_told(name: str) -> None:
     assert unread_variables({f"MILLSTREAM_{name}": "x"}) == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "hosts", "asked_for"),
+    [
+        ("0.0.0.0:50051", ("a.example",), None),
+        ("192.0.2.1:50051", (), None),
+        ("unix:/a", (), None),
+        ("127.0.0.1:50051", (), set()),
+        ("[::1]:50051", ("a.example", "[fd00::2]"), {"a.example", "[fd00::2]"}),
+        ("localhost:50051", ("*",), {"*"}),
+    ],
+)
+def test_hosts_are_asked_for_where_a_loopback_address_is_named(
+    listen: str, hosts: tuple[str, ...], asked_for: set[str] | None
+) -> None:
+    settings = ProcessorSettings(models=(), workers=(), listen=listen, hosts=hosts)
+    assert settings.transport().hosts == asked_for
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a.example:80", "http://a.example", "A.example", "*.a.example"]
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    settings = ProcessorSettings(models=(), workers=(), hosts=(host,))
+    with pytest.raises(SettingsError, match=r"--hosts: .* as browsers send it"):
+        settings.transport()

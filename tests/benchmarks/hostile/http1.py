@@ -29,7 +29,7 @@ def request(
     more: str = "",
 ) -> bytes:
     """Make a request; ``length`` is said in place of the body's, ``more`` are further lines."""
-    lines = [f"{verb} {path} HTTP/1.1", "Host: processor"]
+    lines = [f"{verb} {path} HTTP/1.1", "Host: localhost"]
     if key:
         lines.append(f"Authorization: Bearer {key}")
     if verb == "POST" and length != -1:

@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> TextModel:
 
 async def get(port: int, path: str) -> tuple[int, dict[str, str], bytes]:
     async with raw(port) as wire:
-        wire.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         status, headers, parts = await wire.response()
     return status, headers, b"".join(parts)
 

@@ -34,7 +34,7 @@ async def suite(tmp_path: Path) -> AsyncIterator[EveryAbility]:
 
 async def get(port: int, path: str) -> Any:
     async with raw(port) as wire:
-        wire.send(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
+        wire.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path.encode())
         status, _, parts = await wire.response()
     assert status == 200
     return json.loads(b"".join(parts))

@@ -91,8 +91,17 @@ async def test_without_a_key_no_message_is_read(version: Version) -> None:
         for path in (UNARY, f"/{SERVICE}/Nothing"):
             got = await call(client, path, JSON, b"no json")
             assert (got.status_code, got.json()["code"]) == (401, "unauthenticated")
-        web = await call(client, STREAM, WEB, frame(b"\xff"))
-        assert trailers(frames(web.content)[0][1])["grpc-status"] == "16"
+        got = await call(client, STREAM, JSON, b"{}")
+        assert got.json()["code"] == "unauthenticated"
+        # Nor does the caller learn which methods there are, by what doesn't fit to one.
+        for path in (UNARY, STREAM, f"/{SERVICE}/Nothing"):
+            for sent in (frame(b"{}"), frame(b"{}") * 2, frame(b"{}", 5), frame(b"\xff")):
+                got = await call(client, path, CONNECT, sent)
+                assert got.status_code == 200, path
+                ended = json.loads(frames(got.content)[0][1])
+                assert ended["error"]["code"] == "unauthenticated"
+                got = await call(client, path, WEB, sent)
+                assert trailers(frames(got.content)[0][1])["grpc-status"] == "16"
         key = {"authorization": "Bearer secret-of-alice-that-is-long"}
         good = await call(client, UNARY, JSON, b'{"text": "abc"}', **key)
         assert good.json() == {"tokenIds": [0, 1, 2]}

@@ -120,8 +120,8 @@ async def http_service(
 
 
 def post(path: str, body: bytes = b"", *, headers: str = "", version: str = "1.1") -> bytes:
-    head = f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-    return head.encode() + body
+    first = f"POST {path} HTTP/{version}\r\nHost: localhost\r\n"
+    return f"{first}Content-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
 class Raw:

@@ -100,7 +100,7 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], str]:
 
 
 def get(path: str, *, method: str = "GET", headers: str = "") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode()
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode()
 
 
 async def closes(connection: Any) -> None:

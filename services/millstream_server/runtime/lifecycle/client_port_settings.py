@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc.channel import is_loopback
 from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.runtime.transport.options import TransportOptions
 
@@ -13,6 +14,7 @@ _is_origin = re.compile(
     r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(?::[0-9]+)?|https?://\[[0-9a-f:]+\](?::[0-9]+)?"
 ).fullmatch
 """Lower case, without a path."""
+_is_host = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:]+\]").fullmatch
 _LEAST = 100
 """Of a share of the streams: a connection should take as many RPCs (RFC 9113, 6.5.2)."""
 
@@ -28,6 +30,11 @@ class ClientPortSettings(ServiceSettings):
         (),
         help="origins whose pages may call this port by a browser, https://app.example,…, or * "
         "for all pages (docs/browsers.md)",
+    )
+    hosts: tuple[str, ...] = setting(
+        (),
+        help="names besides localhost that HTTP requests may be for where --listen is a loopback "
+        "address, without ports, or * for all (docs/browsers.md)",
     )
     max_open_streams: int = setting(
         10_240,
@@ -53,6 +60,7 @@ class ClientPortSettings(ServiceSettings):
         return TransportOptions(
             max_receive_bytes=self.max_receive_bytes,
             cors_origins=self.origins(),
+            hosts=self.names(),
             max_open_streams=streams,
             max_streams=_share(streams, 2, 5),
             max_connections=_share(streams, 4, 5),
@@ -81,6 +89,18 @@ class ClientPortSettings(ServiceSettings):
                 why = "is neither * nor an origin as browsers send it: https://app.example"
                 raise SettingsError(f"--cors-origins: {origin!r} {why}")
         return frozenset(self.cors_origins)
+
+    def names(self) -> frozenset[str] | None:
+        """Parse `hosts`; None where any are taken.
+
+        Raises:
+            SettingsError: one is no name of a host.
+        """
+        for host in self.hosts:
+            if host != "*" and not _is_host(host):
+                why = "is neither * nor a host as browsers send it, without a port: app.example"
+                raise SettingsError(f"--hosts: {host!r} {why}")
+        return frozenset(self.hosts) if is_loopback(self.listen) else None
 
 
 def _share(number: int, part: int, whole: int) -> int:

@@ -18,14 +18,15 @@ from millstream_server.runtime.rpc.status import to_status
 
 _UNIMPLEMENTED = 501
 """Connect has this status for it, not the 404 that google.rpc.Code has."""
+_REFUSED = {403: Code.PERMISSION_DENIED, 415: Code.UNIMPLEMENTED}
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class HttpRefusalError(StatusError):
-    """A request that HTTP itself has a status for, such as a content type that nobody reads."""
+    """A request that HTTP itself has a status for: in every protocol the response has it."""
 
     def __init__(self, status: int, message: str, headers: Sequence[tuple[str, str]] = ()) -> None:
-        super().__init__(Code.UNIMPLEMENTED, message)
+        super().__init__(_REFUSED[status], message)
         self.status = status
         self.headers = headers
 

@@ -13,7 +13,7 @@ from h2.settings import SettingCodes
 
 from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.cors import allowed, preflight
+from millstream_server.runtime.transport.cors import allowed, judge, preflight
 from millstream_server.runtime.transport.headers import (
     ACCEPTED_ENCODINGS,
     RESPONSE,
@@ -97,16 +97,18 @@ def _not_grpc(
 ) -> None:
     endpoints, path = connection.server.endpoints, error.head.path.partition("?")[0]
     origins = connection.options.cors_origins
+    refusal = judge(connection.options, error.method, path, fields)
     stream: WebStream | Http2Stream | None = None
     if (rpc := read_web(error.method, error.head.path, fields)) is not None:
-        stream = open_web(WebStream, connection, stream_id, rpc)
+        stream = open_web(WebStream, connection, stream_id, rpc, refusal)
     elif (response := preflight(origins, error.method, fields)) is not None:
         _answer(connection, stream_id, response)
     elif endpoints is None or path in PROBES or not path:
         _answer_http(connection, stream_id, error)
     else:
         asked = Asked(error.method, error.head.path, error.head.metadata)
-        stream = Http2Stream(connection, stream_id, asked, endpoints.find(error.method, path))
+        found = endpoints.find(error.method, path, refusal)
+        stream = Http2Stream(connection, stream_id, asked, found)
     if stream is not None:
         stream.sender.cors = allowed(origins, fields)
         connection.add(stream)

@@ -12,7 +12,7 @@ from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.connection_base import BaseConnection
-from millstream_server.runtime.transport.cors import allowed, preflight
+from millstream_server.runtime.transport.cors import allowed, judge, preflight
 from millstream_server.runtime.transport.headers import RequestHead
 from millstream_server.runtime.transport.http1_output import Http1Sender, whole
 from millstream_server.runtime.transport.http1_requests import (
@@ -162,10 +162,11 @@ class Http1Connection(BaseConnection):
         request.check(self.options.max_metadata_bytes)
         target, endpoints = request.target.decode("latin-1"), self.server.endpoints
         path, content_type = target.partition("?")[0], request.value(b"content-type")
+        refusal = judge(self.options, request.verb, path, request.headers)
         rpc = read_web(request.verb, target, request.headers)
         if rpc is not None:
             self._last_id += 1
-            self._serve(request, open_web(Http1WebStream, self, self._last_id, rpc))
+            self._serve(request, open_web(Http1WebStream, self, self._last_id, rpc, refusal))
             return
         allowing = preflight(self.options.cors_origins, request.verb, request.headers)
         if allowing is not None:
@@ -180,7 +181,7 @@ class Http1Connection(BaseConnection):
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers
         ]
         asked = Asked(request.verb, target, headers)
-        found = endpoints.find(request.verb, path)
+        found = endpoints.find(request.verb, path, refusal)
         self._serve(request, Http1Stream(self, self._last_id, asked, found))
 
     def _serve(self, request: Request, stream: Http1Stream | Http1WebStream) -> None:

@@ -94,10 +94,7 @@ class RequestReader:
     """Parses what comes. The first of `requests` is served; those behind it wait."""
 
     def __init__(self, most_head_bytes: int, received: Ledger) -> None:
-        """Take heads, and as much between parts of a body or behind it, of ``most_head_bytes``.
-
-        `count` what isn't parsed in ``received``.
-        """
+        """Take heads of up to ``most_head_bytes``; `count` what isn't parsed in ``received``."""
         self.requests: list[Request] = []
         self.counted_bytes = 0
         """Of the head or the trailers begun, and of what waits behind a request."""
@@ -106,7 +103,7 @@ class RequestReader:
         self._most_head_bytes = most_head_bytes
         self._received = received
         self._head_bytes = 0
-        """Of the head begun, or since a part of the body: chunks' sizes and trailers."""
+        """Of the head begun, or since a part of the body: chunks' sizes, trailers. Same bound."""
         self._advanced = False
         """Of the last request, the slice had the end of the head or a part of the body."""
         self._unread = bytearray()

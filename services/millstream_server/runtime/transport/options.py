@@ -40,6 +40,8 @@ class TransportOptions:
     block of 256 KiB its connection."""
     cors_origins: Collection[str] = frozenset()
     """Origins whose pages may call by a browser, `*` for all; the others' can't."""
+    hosts: Collection[str] | None = None
+    """Names besides localhost that HTTP requests may be for, `*` for all; None: nobody asks."""
     headers_s: float = 10.0
     """Longest wait until headers that have begun are there: three lost packets are repeated within
     it."""

@@ -115,6 +115,9 @@ class Stream(ServedCall):
         except Exception as error:  # noqa: BLE001 - it becomes the status
             self._cut(error)
             return
+        if self.failure is not None:
+            self._cut(self.failure)
+            return
         silent = self.inbox.silent
         if not (silent and self._method.waits):
             self._serve()
@@ -140,7 +143,7 @@ class Stream(ServedCall):
             self.sender.reset()
 
     def fail(self, failure: Failure) -> None:
-        """See `ServedCall`; without a handler its status is sent now."""
+        """See `ServedCall`; without a handler its status is sent now, or behind the layers."""
         if self.ending:
             return
         self._take_no_more()
@@ -148,6 +151,8 @@ class Stream(ServedCall):
         self.sender.drop()
         if self._life is Life.SERVED:
             super().fail(failure)
+        elif self._life is Life.NEW:
+            self.failure = self.failure or failure
         else:
             self._cut(failure)
 

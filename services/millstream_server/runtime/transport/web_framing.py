@@ -64,7 +64,8 @@ class Framing:
     def refuse(self, failure: Failure, trailers: Metadata) -> Refusal:
         """Make the response of a failure; `Refusal.event` ends one that has begun."""
         if isinstance(failure, HttpRefusalError):
-            return Refusal(status=failure.status, body=b"", headers=failure.headers)
+            body = connect.error_json(failure) if failure.code is Code.PERMISSION_DENIED else b""
+            return Refusal(status=failure.status, body=body, headers=failure.headers)
         end = self._failed(failure, trailers)
         return Refusal(status=200, body=end, content_type=self.content_type, event=end)
 

@@ -29,12 +29,22 @@ from millstream_server.runtime.transport.web_requests import (
 S = TypeVar("S", bound="WebStream")
 
 
-def open_web(kind: type[S], connection: Any, stream_id: int, asked: WebRequest) -> S:
-    """Make the stream of an RPC, of a ``kind``."""
+def open_web(
+    kind: type[S],
+    connection: Any,
+    stream_id: int,
+    asked: WebRequest,
+    refusal: StatusError | None = None,
+) -> S:
+    """Make the stream of an RPC, of a ``kind``; with a ``refusal`` it isn't served."""
     path = asked.head.path
     method = connection.server.find(path)
-    if asked.problem is None and connection.server.serves(path):
-        asked = replace(asked, problem=_misfit(asked, method))
+    if refusal is not None:
+        asked = replace(asked, problem=None)
+    elif asked.problem is None and connection.server.serves(path):
+        refusal = _misfit(asked, method)
+    if refusal is not None:
+        method = method.refusing(refusal)
     return kind(connection, stream_id, asked, method)
 
 
