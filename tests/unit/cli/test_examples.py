@@ -15,12 +15,13 @@ import PIL.Image
 import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
+from rich.console import Console
 
 from millstream.v1 import decode_pb2, encode_pb2, media_pb2, processor_pb2
 from millstream_client import Image
 from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.main import make_parser
-from millstream_server.cli.suite.display import examples, operating
+from millstream_server.cli.suite.display import examples, operating, print_ready
 from millstream_server.cli.suite.models import FurtherModel, Task
 from millstream_server.cli.suite.plan import PortClaims, SuitePlan, UpOptions, make_plan
 from tests.support.processes.stand_in import write_vision_config
@@ -111,3 +112,16 @@ def test_what_watches_and_operates_the_suite_finds_it(plan: SuitePlan, log_dir: 
     assert (top.log_dir, top.workers) == (log_dir, "")
     assert (admin.log_dir, admin.all, admin.admin_command.name) == (log_dir, True, "status")
     assert ("--log-dir" in lines[0]) is (log_dir != DEFAULT_LOG_DIR)
+
+
+@pytest.mark.parametrize(("engine", "says"), [("sglang", True), ("diffusers", False)])
+def test_what_listens_on_all_interfaces_is_said(
+    plan: SuitePlan,
+    engine: str,
+    says: bool,  # noqa: FBT001
+) -> None:
+    images = FurtherModel(Task.IMAGE, plan.options.model, "draw", image_engine=engine)
+    drawing = SuitePlan(replace(plan.options, further=(images,)), plan.services)
+    console = Console(file=io.StringIO(), record=True)
+    print_ready(console, drawing, [], 1.0)
+    assert ("listens on all interfaces" in console.export_text()) is says

@@ -205,6 +205,9 @@ def print_ready(
     console.print(f"\nIn a browser: http://{plan.processor.client_address}/", markup=False)
     console.print("\nTo watch and operate it:\n", markup=False)
     _print_commands(console, operating(plan))
+    images = [m.engine(plan.options.engine) for m in plan.options.further if m.task is Task.IMAGE]
+    if "sglang" in images:
+        console.print("\nSGLang's image engine listens on all interfaces, too (docs/security.md).")
     console.print("\nCtrl-C stops the suite.", markup=False)
 
 
