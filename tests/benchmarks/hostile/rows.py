@@ -172,6 +172,7 @@ _OF_HTTP = [
     _known("", "http-tiny-chunks", "http.tiny_chunks", knobs={"connections": 8}),
     _known("", "http-chunk-extensions", "http.tiny_chunks",
            knobs={"connections": 8, "extension": ";a=b" * 10}),
+    _known("", "http-trailers", "http.trailers", knobs={"connections": 4}, memory_mb=20),
     _known("", "http-kept", "http.kept", knobs={"count": 8_000}, sources=4),
     _known("", "sse-unread", "http.readers", seconds=8.0, sources=4,
            knobs={"count": 200, "model": "tiny", "tokens": 3_000, "per_s": 200.0}),

