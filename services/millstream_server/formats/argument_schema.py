@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from millstream_server.formats.schema import Schema, Types, type_name
+from millstream_server.formats import schema
+from millstream_server.formats.schema import ANY, NOTHING, Types, type_name
 
 Node = Mapping[str, Any]
 
@@ -32,8 +33,12 @@ _MAPS = ("properties", "patternProperties", *_SHARED)
 _SINGLE = ("items", "additionalProperties")
 _NARROWING = frozenset(("properties", "required", "items", "enum", "const", "anyOf", "oneOf"))
 _MAX_DEPTH = 32
-_MAX_SHAPES = 2000
-"""What of a schema one grammar may be made of, with what references repeat."""
+MAX_PARTS = 1 << 14
+"""What one grammar may be made of, with what references repeat: engines take no more."""
+_SHAPE_PARTS = 8
+"""Fewer than an argument takes."""
+_NAMES_PER_PART = 8
+_NO_NAMES: frozenset[str] = frozenset()
 
 
 class UnconstrainableError(Exception):
@@ -62,49 +67,73 @@ def unkept(node: Any, depth: int = _MAX_DEPTH) -> Iterator[str]:
         yield from unkept(node.get(key), depth - 1)
 
 
-class Whole:
+class Whole(schema.Whole):
     """A whole schema, to which references lead."""
 
-    __slots__ = ("left", "root")
+    __slots__ = ("parts",)
 
     def __init__(self, root: Node) -> None:
-        self.root = root
-        self.left = _MAX_SHAPES
-        """How many more parts may be looked at."""
+        super().__init__(root)
+        self.parts = MAX_PARTS
+        """How many more parts a grammar may have."""
+
+    def spend(self, parts: int) -> None:
+        """Count parts of a grammar before they are made.
+
+        Raises:
+            UnconstrainableError: they are too many.
+        """
+        self.parts -= parts
+        if self.parts < 0 or self.left < 0:
+            raise UnconstrainableError(
+                "its schema is too large, or without an end, for this format"
+            )
+
+    def references(self, node: Any) -> Iterator[str]:
+        """Yield the references in a part that is copied; all in it counts."""
+        self.spend(1)
+        if isinstance(node, dict) and isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        if isinstance(node, dict | list):
+            for part in node.values() if isinstance(node, dict) else node:
+                yield from self.references(part)
 
 
 class Shape:
     """A schema or a part of one, with references followed."""
 
-    __slots__ = ("_depth", "_whole", "node", "types")
+    __slots__ = (
+        *("_branches", "_depth", "_properties", "_whole", "node", "required", "spend", "types"),
+    )
 
     def __init__(self, node: Any, whole: Whole | None = None, depth: int = _MAX_DEPTH) -> None:
         """Look at ``node``, a part of ``whole``; None: it is the whole."""
-        given: Node = node if isinstance(node, dict) else {}
+        given: Node = node if isinstance(node, dict) else NOTHING
         self._whole = Whole(given) if whole is None else whole
         self._depth = depth
-        self._whole.left -= 1
-        if self._whole.left < 0 or depth < 0:
-            raise UnconstrainableError(
-                "its schema is too large, or without an end, for this format"
-            )
-        self.types: Types = Schema(given, self._whole.root).types
+        self.spend = self._whole.spend
+        self.spend(_SHAPE_PARTS if depth >= 0 else MAX_PARTS + 1)
+        self.types: Types = self._whole.types(given) & ANY or ANY
         """The types that it allows."""
         self.node = self._resolved(given)
         """The keywords."""
+        needed = self.node.get("required")
+        self.required = frozenset(map(str, needed)) if isinstance(needed, list) else _NO_NAMES
+        """The names of properties that have to be there."""
+        self.spend(len(self.required) // _NAMES_PER_PART + len(self.values or ()))
+        self._branches: list[Shape] | None = None
+        self._properties: dict[str, Shape] | None = None
 
     def _resolved(self, node: Node) -> Node:
         for _ in range(_MAX_DEPTH):
+            self.spend(len(node) // _NAMES_PER_PART)
             parts = node.get("allOf")
             if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict):
                 node = {**parts[0], **{key: node[key] for key in node if key != "allOf"}}
             reference = node.get("$ref")
             if not isinstance(reference, str):
                 return node
-            found: Any = self._whole.root
-            for part in reference.removeprefix("#").split("/")[1:]:
-                key = part.replace("~1", "/").replace("~0", "~")
-                found = found.get(key) if isinstance(found, dict) else None
+            found = self._whole.place(reference)
             if not isinstance(found, dict):
                 raise UnconstrainableError(f"its $ref {reference[:64]!r} leads nowhere")
             node = found
@@ -126,15 +155,11 @@ class Shape:
         self.refuse(
             "anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties"
         )
-        found = self.node.get("properties")
-        names = found if isinstance(found, dict) else {}
-        return {name: self.within(part) for name, part in names.items()}
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The names of properties that have to be there."""
-        found = self.node.get("required")
-        return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+        if self._properties is None:
+            found = self.node.get("properties")
+            names = found if isinstance(found, dict) else {}
+            self._properties = {name: self.within(part) for name, part in names.items()}
+        return self._properties
 
     @property
     def additional(self) -> Shape | None:
@@ -145,13 +170,18 @@ class Shape:
     @property
     def branches(self) -> list[Shape]:
         """The parts of an anyOf or oneOf; it alone if there are none."""
+        if self._branches is None:
+            self._branches = self._divided() or [self]
+        return self._branches
+
+    def _divided(self) -> list[Shape]:
         for key in ("anyOf", "oneOf"):
             parts = self.node.get(key)
             if isinstance(parts, list) and parts:
                 for other in sorted(set(self.node) & (_NARROWING - {key})):
                     raise UnconstrainableError(f"{key} beside {other!r} isn't kept in this format")
                 return [each for part in parts for each in self.within(part).branches]
-        return [self]
+        return []
 
     @property
     def values(self) -> list[Any] | None:
@@ -169,15 +199,14 @@ class Shape:
     def only(self, types: Types) -> Node:
         """Return a schema, for itself, of what it allows of some types."""
         node = self.narrowed(types)
-        references = list(_references(node))
+        references = list(self._whole.references(node))
         if any(not each.startswith(("#/$defs/", "#/definitions/")) for each in references):
             raise UnconstrainableError("a $ref of it leads elsewhere than to $defs")
         if not references:
             return node
-        return {
-            **node,
-            **{key: self._whole.root[key] for key in _SHARED if key in self._whole.root},
-        }
+        shared = {key: self._whole.root[key] for key in _SHARED if key in self._whole.root}
+        list(self._whole.references(shared))  # counts it
+        return {**node, **shared}
 
     def narrowed(self, types: Types) -> dict[str, Any]:
         """Return what it allows of some types, with its references."""
@@ -191,14 +220,3 @@ class Shape:
             found = self.types & types
             node["type"] = sorted(found - {"integer"} if "number" in found else found)
         return node
-
-
-def _references(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if isinstance(node.get("$ref"), str):
-            yield node["$ref"]
-        for part in node.values():
-            yield from _references(part)
-    elif isinstance(node, list):
-        for part in node:
-            yield from _references(part)

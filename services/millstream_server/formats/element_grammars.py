@@ -71,7 +71,7 @@ class _Markup:
         ways = [each for each in value.branches if "string" in each.types]
         for each in value.branches:
             each.refuse("minLength")
-            if each not in ways or each.types != STRING:
+            if each.types != STRING:
                 each.refuse("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum")
         return either([plain_string(each, (self._before,)) for each in ways])
 

@@ -27,6 +27,8 @@ _KEY = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 _BAD_IN_KEY = frozenset(" \t\r\n,:=()[]{}<>'\"")
 _ANY_DEPTH = 2
 """How deep values nest of which a schema says nothing."""
+_ANY_PARTS = 256
+"""About what the grammar of such a value has."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _NUMBERS: Types = frozenset(("number", "integer"))
 _CHAR = r'([^"\\\x00-\x1f]|\\[\\"nt])'
@@ -111,6 +113,8 @@ class _Literals:
             begin = key.format(name) if key else self._syntax.key(name)
             pairs.append(sequence(const(begin), self.value(value)))
             needed.append(name in shape.required)
+        first = needed.index(True) + 1 if True in needed else len(needed)
+        shape.spend(first * len(pairs) // 2)
         return self._listed(pairs, needed, comma)
 
     def _listed(self, pairs: Sequence[Part], needed: Sequence[bool], comma: Part) -> Part:
@@ -134,6 +138,7 @@ class _Literals:
             return either([self.value(each) for each in branches])
         if shape.types == ANY and not shape.node.get("type"):
             shape.refuse("pattern", "minLength", "maxLength", "minItems", "maxItems", *_BOUNDS)
+            shape.spend(_ANY_PARTS)
             return self._any(_ANY_DEPTH)
         return either([self._typed(kind, shape) for kind in self._kinds(shape.types)])
 

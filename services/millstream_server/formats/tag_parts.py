@@ -47,6 +47,21 @@ def json_value(schema: Mapping[str, Any], space: int = MOST_SPACE) -> Part:
     return {"type": "json_schema", "json_schema": kept, "max_whitespace_cnt": space}
 
 
+def size_of(part: Any, known: dict[int, int]) -> int:
+    """Count objects and arrays as JSON writes them: what several hold counts each time.
+
+    ``known`` has what was counted, by `id`.
+    """
+    if not isinstance(part, dict | list):
+        return 0
+    if id(part) not in known:
+        found = 1
+        for each in part.values() if isinstance(part, dict) else part:
+            found += size_of(each, known)
+        known[id(part)] = found
+    return known[id(part)]
+
+
 def sequence(*parts: Part) -> Part:
     """Match one behind the other; neighbouring texts become one."""
     joined: list[Part] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millstream_server.formats.argument_grammars import (
@@ -17,7 +17,7 @@ from millstream_server.formats.argument_grammars import (
     json_arguments,
     key_value_arguments,
 )
-from millstream_server.formats.argument_schema import UnconstrainableError, unkept
+from millstream_server.formats.argument_schema import MAX_PARTS, UnconstrainableError, unkept
 from millstream_server.formats.element_grammars import element_arguments, markup_arguments
 from millstream_server.formats.elements import Elements
 from millstream_server.formats.format import Format, routes_of
@@ -34,6 +34,7 @@ from millstream_server.formats.tag_parts import (
     optional,
     regex,
     sequence,
+    size_of,
     tag,
     tagged,
     text,
@@ -106,8 +107,12 @@ class Wanted:
     """Most tokens of reasoning, its markers apart; None: any number."""
 
 
-def structural_tag(form: Format, wanted: Wanted) -> str | None:
+def structural_tag(
+    form: Format, wanted: Wanted, between: Callable[[], None] = lambda: None
+) -> str | None:
     """Return the tag as JSON text; None: nothing is asked for that needs one.
+
+    ``between`` is called before each tool: it may raise, to give the work up.
 
     Arguments fit the schemas of strict tools; if calls are required or one is named, those of all
     tools, as far as grammars can keep them.
@@ -118,7 +123,7 @@ def structural_tag(form: Format, wanted: Wanted) -> str | None:
     """
     if not _binds(form, wanted) and wanted.reasoning_tokens is None:
         return None
-    grammar = _Answer(form, wanted)
+    grammar = _Answer(form, wanted, between)
     whole = sequence(grammar.reasoning(), grammar.body())
     return json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False)
 
@@ -137,9 +142,12 @@ def _binds(form: Format, wanted: Wanted) -> bool:
 class _Answer:
     """The grammar of one answer."""
 
-    def __init__(self, form: Format, wanted: Wanted) -> None:
+    def __init__(self, form: Format, wanted: Wanted, between: Callable[[], None]) -> None:
         self._form = form
         self._wanted = wanted
+        self._between = between
+        self._left = MAX_PARTS
+        """How many parts the grammars of arguments may have."""
         self._must = wanted.calls is Calls.REQUIRED or bool(wanted.only)
         self._markers = tuple(routes_of(form).actions)
         self._written = form.written or Written(call=())
@@ -254,6 +262,7 @@ class _Answer:
         }
 
     def _call(self, tool: Tool) -> Part:
+        self._between()
         written = self._written
         if not _NAME.fullmatch(tool.name):
             sentence = f"the name {tool.name[:64]!r} can't be written as a call"
@@ -278,6 +287,14 @@ class _Answer:
             raise UnconstrainableError(f"{tool.name}: {error}", tool.name) from error
 
     def _arguments(self, schema: Mapping[str, Any]) -> Part:
+        part = self._by_style(schema)
+        self._left -= (size := size_of(part, {}))
+        if self._left < 0:
+            self._left += size
+            raise UnconstrainableError(f"the grammar would have more than {MAX_PARTS} parts")
+        return part
+
+    def _by_style(self, schema: Mapping[str, Any]) -> Part:
         call = self._form.call
         style = call.arguments if isinstance(call, Tagged) else call
         match style:

@@ -26,11 +26,14 @@ from millstream_server.processor.answer import Reading
 from millstream_server.processor.conversation import Conversation, Options, UserTurn
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.text.messages import Tool
+from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
 
 _SECONDS_PER_TOOL = 0.004
 """About what a tool's grammar takes to make."""
+_SECONDS_PER_CHAR = 5e-6
+"""More, of a schema that is all patterns."""
 _KEPT_TAGS = 32
 """Of up to 256 KiB: a conversation has the same tools in every turn."""
 _BUDGET = "start.reasoning.max_tokens"
@@ -103,7 +106,8 @@ async def with_grammar(
         raise InvalidRequestError.of(field, sentence)
     if given is not None and (violations := check_constraint(given, options.path)):
         raise InvalidRequestError.of_all(violations)
-    seconds = (len(binding.tools) + 1) * _SECONDS_PER_TOOL
+    chars = sum(len(tool.parameters_json_schema) for tool in binding.tools)
+    seconds = (len(binding.tools) + 1) * _SECONDS_PER_TOOL + chars * _SECONDS_PER_CHAR
     tag = await prompts.threads.run(lambda: _tag(binding), seconds)
     sampling = {**options.sampling, "constraint": tag}
     await prompts.read_grammar(sampling)
@@ -128,7 +132,7 @@ def _tag(binding: Binding) -> Constraint:
         reasoning_tokens=binding.reasoning_tokens,
     )
     try:
-        tag = structural_tag(binding.form, wanted)
+        tag = structural_tag(binding.form, wanted, stop_if_gone)
     except UnconstrainableError as error:
         raise UnsupportedFeatureError.of(_field_of(error, binding), str(error)) from error
     return Constraint(ConstraintKind.STRUCTURAL_TAG, tag or "")
