@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream_server.formats.argument_schema import Node, Shape, UnconstrainableError
@@ -17,6 +17,7 @@ from millstream_server.formats.tag_parts import (
     json_value,
     optional,
     regex,
+    repeat,
     sequence,
     star,
     tag,
@@ -47,16 +48,34 @@ def json_arguments(schema: Node) -> Part:
 
 def key_value_arguments(style: KeyValues, written: Written, schema: Node) -> Part:
     """Return the grammar of arguments that are keys and values between markers."""
-    shape = Shape(schema)
     parameters = _Parameters(style, written)
+    return members(Shape(schema), parameters.any, parameters.one)
+
+
+def members(
+    shape: Shape, of_any: Callable[[Shape], Part], of_one: Callable[[str, Shape], Part]
+) -> Part:
+    """Return the grammar of an object's properties in order, or of those of any name."""
     if (more := shape.additional) is not None:
         shape.refuse("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
-        return star(parameters.any(more))
+        return star(of_any(more))
     parts = []
     for name, value in shape.properties.items():
-        part = parameters.one(name, value)
+        if bad_key(name):
+            raise UnconstrainableError(
+                f"the property {name[:64]!r} can't be written in this format"
+            )
+        part = of_one(name, value)
         parts.append(part if name in shape.required else optional(part))
     return sequence(*parts)
+
+
+def elements(shape: Shape, of_item: Callable[[Shape], Part]) -> Part:
+    """Return the grammar of an array whose items have nothing between them."""
+    shape.refuse("prefixItems")
+    item = of_item(shape.within(shape.node.get("items")))
+    least, most = shape.bound("minItems") or 0, shape.bound("maxItems")
+    return repeat(item, least, most) if least or most is not None else star(item)
 
 
 def bad_key(name: str) -> bool:
@@ -81,10 +100,6 @@ class _Parameters:
 
     def one(self, name: str, value: Shape) -> Part:
         """The argument of a property."""
-        if bad_key(name):
-            raise UnconstrainableError(
-                f"the property {name[:64]!r} can't be written in this format"
-            )
         return self._written(const(self._style.key + name), value)
 
     def _written(self, begin: Part, value: Shape) -> Part:

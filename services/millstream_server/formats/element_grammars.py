@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from millstream_server.formats.argument_grammars import KEY, NO_JSON, bad_key, plain_string
+from millstream_server.formats.argument_grammars import (
+    KEY,
+    NO_JSON,
+    elements,
+    members,
+    plain_string,
+)
 from millstream_server.formats.argument_schema import Node, Shape, UnconstrainableError
 from millstream_server.formats.elements import Elements
 from millstream_server.formats.markup import Markup
@@ -14,14 +20,11 @@ from millstream_server.formats.tag_parts import (
     json_value,
     optional,
     regex,
-    repeat,
     sequence,
-    star,
     tag,
     text,
 )
 
-_NO_BOUNDS = ("anyOf", "oneOf", "patternProperties", "minProperties", "maxProperties")
 _NESTED: Types = frozenset(("object", "array"))
 _FIRST = NO_JSON.replace(r"\\-z", r"\\^-z")
 """Nor may it begin this format's marker."""
@@ -29,7 +32,8 @@ _FIRST = NO_JSON.replace(r"\\-z", r"\\^-z")
 
 def markup_arguments(style: Markup, schema: Node) -> Part:
     """Return the grammar of an object's properties, each an element."""
-    return _Markup(style).members(Shape(schema))
+    markup = _Markup(style)
+    return members(Shape(schema), markup.any, markup.one)
 
 
 class _Markup:
@@ -37,21 +41,12 @@ class _Markup:
         self._before = style.before
         self._item = style.item
 
-    def members(self, shape: Shape) -> Part:
-        if (more := shape.additional) is not None:
-            shape.refuse(*_NO_BOUNDS)
-            key = sequence(regex(KEY), const(">"))
-            begin, end = const(f"{self._before}<"), const(f"{self._before}</")
-            return star(sequence(begin, key, self._value(more), end, key))
-        parts = []
-        for name, value in shape.properties.items():
-            if bad_key(name):
-                raise UnconstrainableError(f"the property {name[:64]!r} can't be written here")
-            part = self._element(name, value)
-            parts.append(part if name in shape.required else optional(part))
-        return sequence(*parts)
+    def any(self, value: Shape) -> Part:
+        key = sequence(regex(KEY), const(">"))
+        begin, end = const(f"{self._before}<"), const(f"{self._before}</")
+        return sequence(begin, key, self._value(value), end, key)
 
-    def _element(self, name: str, value: Shape) -> Part:
+    def one(self, name: str, value: Shape) -> Part:
         begin, end = f"{self._before}<{name}>", f"{self._before}</{name}>"
         return tag(begin, self._value(value), end)
 
@@ -59,7 +54,9 @@ class _Markup:
         types = value.types
         if types <= _NESTED and len(types) == 1 and len(value.branches) == 1:
             shape = value.branches[0]
-            return self.members(shape) if "object" in types else self._array(shape)
+            if "object" in types:
+                return members(shape, self.any, self.one)
+            return elements(shape, lambda item: self.one(self._item, item))
         if types == ANY and not value.node:
             return optional(sequence(regex(_FIRST), text((self._before,))))
         if types & _NESTED:
@@ -75,36 +72,25 @@ class _Markup:
                 each.refuse("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum")
         return either([plain_string(each, (self._before,)) for each in ways])
 
-    def _array(self, shape: Shape) -> Part:
-        shape.refuse("prefixItems")
-        item = self._element(self._item, shape.within(shape.node.get("items")))
-        least, most = shape.bound("minItems") or 0, shape.bound("maxItems")
-        if not least and most is None:
-            return star(item)
-        return repeat(item, least, most)
-
 
 def element_arguments(style: Elements, schema: Node) -> Part:
     """Return the grammar of an object's properties, each an element."""
-    return _Elements(style).members(Shape(schema))
+    found = _Elements(style)
+    return members(Shape(schema), found.any, found.one)
 
 
 class _Elements:
     def __init__(self, style: Elements) -> None:
         self._style = style
 
-    def members(self, shape: Shape) -> Part:
-        if (more := shape.additional) is not None:
-            shape.refuse(*_NO_BOUNDS)
-            named = sequence(const(f'{self._style.open} name="'), regex(KEY), const('"'))
-            return star(self._element(named, more))
-        parts = []
-        for name, value in shape.properties.items():
-            if bad_key(name) or "&" in name:
-                raise UnconstrainableError(f"the property {name[:64]!r} can't be written here")
-            part = self._element(const(f'{self._style.open} name="{name}"'), value)
-            parts.append(part if name in shape.required else optional(part))
-        return sequence(*parts)
+    def any(self, value: Shape) -> Part:
+        named = sequence(const(f'{self._style.open} name="'), regex(KEY), const('"'))
+        return self._element(named, value)
+
+    def one(self, name: str, value: Shape) -> Part:
+        if "&" in name:
+            raise UnconstrainableError(f"the property {name[:64]!r} can't be written here")
+        return self._element(const(f'{self._style.open} name="{name}"'), value)
 
     def _element(self, begin: Part, value: Shape) -> Part:
         close = self._style.close
@@ -122,15 +108,12 @@ class _Elements:
                 ways.append(("raw", plain_string(each, (self._style.close, self._style.end))))
             others = each.types - {"string"}
             if others == {"object"} and each.properties:
-                ways.append(("dict", self.members(each)))
+                ways.append(("dict", members(each, self.any, self.one)))
             elif others == {"array"} and isinstance(each.node.get("items"), dict):
-                ways.append(("list", self._array(each)))
+                ways.append(("list", elements(each, self._item)))
             elif others:
                 ways.append(("json", json_value(each.only(others))))
         return ways
 
-    def _array(self, shape: Shape) -> Part:
-        shape.refuse("prefixItems")
-        item = self._element(const(self._style.open), shape.within(shape.node["items"]))
-        least, most = shape.bound("minItems") or 0, shape.bound("maxItems")
-        return repeat(item, least, most) if least or most is not None else star(item)
+    def _item(self, value: Shape) -> Part:
+        return self._element(const(self._style.open), value)
