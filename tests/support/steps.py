@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,3 +25,39 @@ def steps(work: Callable[[], object], most: int) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+def reach(work: Callable[[], object]) -> int:
+    """Count the characters that are before each step of ``work``: it may look at all of them.
+
+    A step is a call of a function with a ``text`` that it reads from the place ``at``.
+    """
+    count = 0
+
+    def count_text(frame: FrameType, event: str, _arg: Any) -> None:
+        nonlocal count
+        if event == "call" and "text" in frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+            given = frame.f_locals
+            count += len(given["text"]) - (given.get("at") or 0)
+
+    before = sys.getprofile()
+    sys.setprofile(count_text)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+class Watched(list[int]):
+    """Token ids that count how many of them are looked at."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.seen += len(self)
+        return super().__iter__()
+
+    def count(self, value: int) -> int:
+        self.seen += len(self)
+        return super().count(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from millstream_server.formats.regular.json_patterns import with_json_patterns
+from millstream_server.formats.regular.regex import with_json_patterns
 
 Part = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -11,10 +12,10 @@ import pytest
 
 from millstream_server.formats.argument_schema import UnconstrainableError
 from millstream_server.formats.families import FORMATS
-from millstream_server.formats.regular.expressions import pattern_of
-from millstream_server.formats.regular.lark import read_lark
-from millstream_server.formats.regular.regex import read_regex
+from millstream_server.formats.regular.lark import lark_pattern
+from millstream_server.formats.regular.regex import rewritten
 from millstream_server.formats.tags import Tool, Wanted, structural_tag
+from tests.support.steps import steps
 from tests.support.walks import Tag
 
 PATCH = r"""
@@ -64,13 +65,13 @@ def said(name: str, text: str) -> str:
 
 @pytest.mark.parametrize("name", ["hermes", "qwen-xml"])
 def test_a_grammar_holds_in_json_and_in_plain_text(name: str) -> None:
-    kept = tag(name, pattern_of(read_lark(PATCH)))
+    kept = tag(name, lark_pattern(PATCH))
     assert [kept.admits(said(name, text)) for text in GOOD] == [True, True]
     assert [kept.admits(said(name, text)) for text in BAD] == [False] * 4
 
 
 def test_what_is_written_matches_the_same_texts() -> None:
-    written = re.compile(pattern_of(read_lark(PATCH)))
+    written = re.compile(lark_pattern(PATCH))
     assert all(written.fullmatch(text) for text in GOOD)
     assert not any(written.fullmatch(text) for text in BAD)
 
@@ -89,7 +90,7 @@ SOURCES = [
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_expressions_match_as_pythons_do(source: str) -> None:
-    ours, python = re.compile(pattern_of(read_regex(source))), re.compile(source, re.ASCII)
+    ours, python = re.compile(rewritten(source)), re.compile(source, re.ASCII)
     draw = random.Random(2)
     texts = ["".join(draw.choices("abcx]-^_1 .\n\\/", k=draw.randrange(7))) for _ in range(20_000)]
     assert [bool(ours.fullmatch(text)) for text in texts] == [
@@ -100,9 +101,8 @@ def test_expressions_match_as_pythons_do(source: str) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_in_json_they_match_what_json_writes(source: str) -> None:
-    expression = read_regex(source)
     plain, within = (
-        re.compile(pattern_of(expression, in_json=in_json).replace("\\u{10ffff}", "\U0010ffff"))
+        re.compile(rewritten(source, in_json=in_json).replace("\\u{10ffff}", "\U0010ffff"))
         for in_json in (False, True)
     )
     draw = random.Random(3)
@@ -122,7 +122,7 @@ def test_in_json_they_match_what_json_writes(source: str) -> None:
         (r"\bx", "'\\b'"),
         ("[z-a]", "backwards"),
         ("[a", "too early"),
-        ("*a", "'*'"),
+        ("*a", "'*a'"),
         ("a{2000}", "{2000}"),
         ("(" * 65 + ")" * 65, "deeper"),
         ("(?:" * 30 + "a" * 40 + "){900}" * 30 + "b" * 40_000, "exceeds"),
@@ -130,7 +130,7 @@ def test_in_json_they_match_what_json_writes(source: str) -> None:
 )
 def test_expressions_that_are_refused(source: str, says: str) -> None:
     with pytest.raises(UnconstrainableError, match=re.escape(says)):
-        pattern_of(read_regex(source))
+        rewritten(source)
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,57 @@ def test_expressions_that_are_refused(source: str, says: str) -> None:
 )
 def test_grammars_that_are_refused(source: str, says: str) -> None:
     with pytest.raises(UnconstrainableError, match=re.escape(says)):
-        pattern_of(read_lark(source))
+        lark_pattern(source)
+
+
+RULES = [f"a{at}: a{at + 1} a{at + 1}" for at in range(40)]
+LONG_GRAMMARS = {
+    "empty rules, doubled": ["start: a0", *RULES, 'a40: ""'],
+    "empty groups, doubled": ["start: a0", *RULES, 'a40: ("")'],
+    "optional rules, doubled": ["start: a0", *RULES, 'a40: [""]? ""*'],
+    "a rule many times": ["start: " + "a " * 7000, 'a: "' + "x" * 2000 + '"'],
+    "long rules in long ones": [
+        "start: a0",
+        *[f"a{at}: {'b ' * 60} a{at + 1}" for at in range(60)],
+        'a60: b\nb: "x"',
+    ],
+    "many rules of one": ["start: " + " ".join(f"a{at}" for at in range(1000)), 'b: "xyz"']
+    + [f"a{at}: b" for at in range(1000)],
+    "groups": ["start: " + "(" * 7000 + '"a"' + ")" * 7000],
+    "alternatives": ["start: " + "|" * 14_000],
+    "a text": ['start: "' + "".join(map(chr, range(0x100, 0x100 + 14_000))) + '"'],
+    "imports": ["%import common.FLOAT"] * 700 + ["start: FLOAT"],
+}
+LONG_EXPRESSIONS = [
+    "a" + "*" * 14_000,
+    "a{1}" * 3000,
+    "(" * 14_000,
+    "()" * 7000,
+    "(?:|)*" * 2000,
+    "[" + r"\W" * 7000 + "]",
+    r"\W" * 7000,
+    "".join(f"[^{chr(300 + at)}]" for at in range(3500)),
+    "".join(map(chr, range(0x100, 0x100 + 14_000))),
+    "a{2" * 4000,
+]
+
+
+@pytest.mark.parametrize("lines", LONG_GRAMMARS.values(), ids=LONG_GRAMMARS)
+def test_grammars_are_read_in_steps_per_byte(lines: list[str]) -> None:
+    source = "\n".join(lines)
+
+    def read() -> None:
+        with contextlib.suppress(UnconstrainableError):
+            rewritten(lark_pattern(source), in_json=True)
+
+    steps(read, 1000 + 60 * len(source))
+
+
+@pytest.mark.parametrize("source", LONG_EXPRESSIONS, ids=[each[:8] for each in LONG_EXPRESSIONS])
+@pytest.mark.parametrize("in_json", [False, True])
+def test_expressions_are_read_in_steps_per_byte(source: str, *, in_json: bool) -> None:
+    def read() -> None:
+        with contextlib.suppress(UnconstrainableError):
+            rewritten(source, in_json=in_json)
+
+    steps(read, 1000 + 60 * len(source))

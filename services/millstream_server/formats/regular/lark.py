@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from millstream_server.formats.argument_schema import UnconstrainableError
-from millstream_server.formats.regular.expressions import (
-    Chars,
-    Either,
-    Expression,
-    Joined,
-    Repeat,
-    literal,
-)
-from millstream_server.formats.regular.regex import read_regex
+from millstream_server.formats.regular.chars import Chars, char, written
+from millstream_server.formats.regular.regex import MAX_CHARS, rewritten, too_long
 
 _START = "start"
 _MAX_DEPTH = 64
@@ -30,7 +23,7 @@ _TOKEN = re.compile(
     |(?P<sign>->|\.\.|[|()\[\]?*+:~,.])""",
     re.VERBOSE,
 )
-_TIMES: Mapping[str, tuple[int, int | None]] = {"?": (0, 1), "*": (0, None), "+": (1, None)}
+_CLOSED = {"(": ")", "[": "]"}
 _COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[0-9a-fA-F]",
@@ -56,18 +49,20 @@ _COMMON = {
 
 Token = tuple[str, str]
 """Its kind and its text."""
+_END: Token = ("end", "")
+_BEHIND = (_END, *[("sign", sign) for sign in "|)]"])
 
 
-def read_lark(source: str) -> Expression:
-    """Read a grammar.
+def lark_pattern(source: str) -> str:
+    """Return a grammar as a regular expression, for plain text.
 
     Raises:
-        UnconstrainableError: it isn't one, or has more than what is regular.
+        UnconstrainableError: it isn't one, has more than what is regular, or is too long.
     """
     grammar = _Grammar()
     for line in _lines(source):
         grammar.add(line)
-    return grammar.of(_START)
+    return rewritten(grammar.of(_START))  # groups of JSON's own may come around it
 
 
 def _lines(source: str) -> list[list[Token]]:
@@ -97,7 +92,9 @@ class _Grammar:
 
     def __init__(self) -> None:
         self._lines: dict[str, Sequence[Token]] = {}
-        self._made: dict[str, Expression] = {}
+        self._made: dict[str, str] = {}
+        self._left = 32 * MAX_CHARS
+        """Of all patterns, each of which may be a part of others."""
         self._open: list[str] = []
         """The names that are being made: they may not come again."""
 
@@ -122,10 +119,10 @@ class _Grammar:
         for name, common in names.items():
             if common not in _COMMON:
                 raise UnconstrainableError(f"common.{common[:32]} is not supported")
-            self._made[name] = read_regex(_COMMON[common])
+            self._made[name] = rewritten(_COMMON[common])
 
-    def of(self, name: str) -> Expression:
-        """Return what a name stands for."""
+    def of(self, name: str) -> str:
+        """Return the pattern of what a name stands for."""
         if name in self._made:
             return self._made[name]
         if name in self._open:
@@ -133,67 +130,71 @@ class _Grammar:
         if name not in self._lines or len(self._open) >= _MAX_DEPTH:
             raise UnconstrainableError(f"the rule {name[:32]!r} is missing, or too deep")
         self._open.append(name)
-        reader = _Reader(self._lines[name], self)
-        self._made[name] = reader.whole()
+        found = self._made[name] = _Body(self._lines[name], self).pattern()
         self._open.pop()
-        return self._made[name]
+        self._left -= len(found)
+        if self._left < 0:
+            raise too_long()
+        return found
 
 
-class _Reader:
-    """Reads one definition."""
+class _Body:
+    """One definition; what it refers to is a pattern already."""
 
     def __init__(self, line: Sequence[Token], grammar: _Grammar) -> None:
-        self._line = [*line, ("end", "")]
+        self._line = [*line, _END]
         self._grammar = grammar
         self._at = 0
-        self._depth = 0
+
+    def _next(self) -> Token:
+        self._at = min(self._at + 1, len(self._line))
+        return self._line[self._at - 1]
 
     def _takes(self, *signs: str) -> str:
         kind, text = self._line[self._at]
-        if kind != "sign" or text not in signs:
-            return ""
-        self._at += 1
-        return text
+        found = kind == "sign" and text in signs
+        self._at += found
+        return text if found else ""
 
-    def _next(self) -> Token:
-        self._at += 1
-        return self._line[self._at - 1]
+    def pattern(self) -> str:
+        pieces: list[str] = []
+        opened: list[str] = []
+        left = MAX_CHARS
+        divided = False
+        while (token := self._next()) != _END:
+            kind, text = token
+            if kind in {"name", "text", "regex"}:
+                atom, times = self._atom(kind, text), self._times()
+                pieces.append(f"(?:{atom}){times}" if atom and times else atom)
+            elif text in _CLOSED:
+                opened.append(_CLOSED[text])
+                pieces.append("(?:")
+            elif opened and text == opened[-1]:
+                pieces.append(f"){self._times(optional=opened.pop() == ']')}")
+            elif text == "|":
+                divided = divided or not opened
+                pieces.append(text)
+            elif text == "->" and self._next()[0] == "name" and self._line[self._at] in _BEHIND:
+                pass  # a name of Lark's tree
+            else:
+                raise UnconstrainableError(f"{text[:32]!r} is not understood in a grammar")
+            left -= len(pieces[-1]) if pieces else 0
+            if left < 0:
+                raise too_long()
+        if opened:
+            raise UnconstrainableError("a group of a grammar isn't closed")
+        return f"(?:{''.join(pieces)})" if divided else "".join(pieces)
 
-    def whole(self) -> Expression:
-        found = self._alternatives()
-        if (token := self._line[self._at]) != ("end", ""):
-            raise UnconstrainableError(f"{token[1][:32]!r} is not understood in a grammar")
-        return found
-
-    def _alternatives(self) -> Expression:
-        parts = [self._joined()]
-        while self._takes("|"):
-            parts.append(self._joined())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
-
-    def _joined(self) -> Expression:
-        parts: list[Expression] = []
-        while self._line[self._at] not in {
-            ("end", ""),
-            ("sign", "|"),
-            ("sign", ")"),
-            ("sign", "]"),
-        }:
-            if self._takes("->"):
-                self._next()  # a name of Lark's tree
-                break
-            parts.append(self._repeated(self._atom()))
-        return parts[0] if len(parts) == 1 else Joined(tuple(parts))
-
-    def _repeated(self, part: Expression) -> Expression:
+    def _times(self, *, optional: bool = False) -> str:
+        """Take how often what stands before comes; ``optional``: it may be missing, too."""
         if sign := self._takes("?", "*", "+"):
-            return Repeat(part, *_TIMES[sign])
+            return "*" if optional and sign == "+" else sign
         if not self._takes("~"):
-            return part
+            return "?" if optional else ""
         least = most = self._number()
         if self._takes(".."):
             most = self._number()
-        return Repeat(part, least, most)
+        return f"{{{0 if optional else least},{most}}}"
 
     def _number(self) -> int:
         kind, text = self._next()
@@ -201,35 +202,18 @@ class _Reader:
             raise UnconstrainableError(f"'~ {text[:16]}' is not supported in a grammar")
         return int(text)
 
-    def _atom(self) -> Expression:
-        kind, text = self._next()
+    def _atom(self, kind: str, text: str) -> str:
         if kind == "name":
             return self._grammar.of(text)
-        if kind == "text":
-            return self._text(text)
         if kind == "regex":
             return _regex(text)
-        if text in {"(", "["}:
-            return self._group(text)
-        raise UnconstrainableError(f"{text[:32]!r} is not understood in a grammar")
-
-    def _text(self, text: str) -> Expression:
-        if self._takes(".."):
-            first, last = _unquoted(text), _unquoted(self._next()[1])
-            if len(first) != 1 or len(last) != 1 or first > last:
-                raise UnconstrainableError(f"{text[:16]}.. is not understood in a grammar")
-            return Chars(((ord(first), ord(last)),))
-        return literal(_unquoted(text))
-
-    def _group(self, opened: str) -> Expression:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise UnconstrainableError(f"groups nest deeper than {_MAX_DEPTH}")
-        found = self._alternatives()
-        if not self._takes(")" if opened == "(" else "]"):
-            raise UnconstrainableError("a group of a grammar isn't closed")
-        self._depth -= 1
-        return found if opened == "(" else Repeat(found, 0, 1)
+        first = _unquoted(text)
+        if not self._takes(".."):
+            return "".join([written(char(ord(each))) for each in first])
+        last = _unquoted(self._next()[1])
+        if len(first) != 1 or len(last) != 1 or first > last:
+            raise UnconstrainableError(f"{text[:16]}.. is not understood in a grammar")
+        return written(Chars(((ord(first), ord(last)),)))
 
 
 def _unquoted(text: str) -> str:
@@ -241,8 +225,8 @@ def _unquoted(text: str) -> str:
         raise UnconstrainableError(f"{text[:32]} is no text of a grammar") from None
 
 
-def _regex(text: str) -> Expression:
+def _regex(text: str) -> str:
     source, _, flags = text[1:].rpartition("/")
     if set(flags) - {"s", "u", "m"}:
         raise UnconstrainableError(f"the flags {flags[:8]!r} of a regular expression")
-    return read_regex(source, dot_all="s" in flags)
+    return rewritten(source, dot_all="s" in flags)

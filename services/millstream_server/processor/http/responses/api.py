@@ -18,7 +18,7 @@ from millstream_server.processor.http.responses.output import (
 )
 from millstream_server.processor.http.responses.requests import answers_of, response_options
 from millstream_server.processor.http.responses.shown import Shown
-from millstream_server.processor.http.responses.tools import Tools, grammar_chars
+from millstream_server.processor.http.responses.tools import Tools, grammar_seconds
 from millstream_server.runtime.errors import Failure
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall, Refusal
 
@@ -32,8 +32,6 @@ _PLACES = re.compile(
     r"\bstart\.tools\[(?P<tool>\d+)\]\.(?P<field>\w+)|\binput\[\d+\]\.tool_calls\[\d+\]"
 )
 """Of the pipeline, which aren't the body's."""
-_SECONDS_PER_CHAR = 20e-6
-"""What a grammar takes to be read."""
 _TOO_MANY, _SERVER_FAULT = 429, 500
 
 
@@ -72,10 +70,10 @@ class ResponsesApi:
 
     async def _tools(self, asked: schema.Responses) -> Tools:
         given, items = asked.tools or (), asked.input if isinstance(asked.input, list) else ()
-        chars = sum([grammar_chars(tools) for tools in (given, *[i.tools or () for i in items])])
-        if not chars:
+        seconds = sum(map(grammar_seconds, (given, *[item.tools or () for item in items])))
+        if not seconds:
             return Tools(given, items)
-        return await self._threads.run(lambda: Tools(given, items), chars * _SECONDS_PER_CHAR)
+        return await self._threads.run(lambda: Tools(given, items), seconds)
 
 
 class _Names:

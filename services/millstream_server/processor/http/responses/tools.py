@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from millstream_server.formats.argument_schema import UnconstrainableError
-from millstream_server.formats.regular.expressions import pattern_of
-from millstream_server.formats.regular.lark import read_lark
-from millstream_server.formats.regular.regex import read_regex
+from millstream_server.formats.regular.lark import lark_pattern
+from millstream_server.formats.regular.regex import rewritten
 from millstream_server.processor.http.requests import schema_text
 from millstream_server.processor.http.responses import schema
-from millstream_server.processor.text.messages import Tool
+from millstream_server.processor.text.messages import MAX_TOOLS, Tool
+from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
 
@@ -32,6 +32,9 @@ TYPES = frozenset(("function", "custom", SEARCH))
 _MAX_GRAMMAR = 16 * 1024
 _KEPT_GRAMMARS = 32
 """An agent has the same tools in every request."""
+_SECONDS_PER_CHAR = 10e-6
+_SECONDS_PER_GRAMMAR = 0.05
+"""A short one may stand for a pattern of 32 KiB."""
 _MAX_NAME = 64
 _HASH_CHARS = 8
 _TOP = "functions"
@@ -64,9 +67,9 @@ class Tools:
         """What the response says of them; without those that were left out."""
         self._own: dict[str, OwnName] = {}
         for index, tool in enumerate(given):
+            self._add_any(tool, f"tools[{index}]")
             if not tool.type.startswith(schema.LEFT_OUT):
                 self.shown.append(_shown(tool))
-            self._add_any(tool, f"tools[{index}]")
         for at, item in enumerate(items):
             for index, tool in enumerate(item.tools or ()):
                 self._add_any(tool, f"input[{at}].tools[{index}]", found=True)
@@ -86,6 +89,9 @@ class Tools:
         (name,) = told_names(tool, namespace)
         if found and name in self._own:
             return
+        if len(self.told) >= MAX_TOOLS:
+            raise InvalidRequestError.of("tools", f"at most {MAX_TOOLS} tools")
+        stop_if_gone()
         told = _custom(name, tool, path) if tool.type == "custom" else _function(name, tool)
         self.told.append(told)
         self.paths.append(path)
@@ -157,16 +163,16 @@ def _checked_pattern(form: schema.InputFormat, path: str) -> str:
 
 @lru_cache(maxsize=_KEPT_GRAMMARS)
 def _pattern(syntax: str, definition: str) -> str:
-    return pattern_of(read_lark(definition) if syntax == "lark" else read_regex(definition))
+    return lark_pattern(definition) if syntax == "lark" else rewritten(definition)
 
 
-def grammar_chars(given: Sequence[schema.Tool]) -> int:
-    """Return how long the grammars of tools are together."""
-    found = 0
-    for tool in given:
-        found += len(tool.format.definition or "") if tool.format else 0
-        found += grammar_chars(tool.tools or ())
-    return found
+def grammar_seconds(given: Sequence[schema.Tool]) -> float:
+    """Return about how long the grammars of tools take to be read."""
+    tools = [each for tool in given for each in (tool, *(tool.tools or ()))]
+    chars = [
+        len(tool.format.definition) for tool in tools if tool.format and tool.format.definition
+    ]
+    return sum(chars) * _SECONDS_PER_CHAR + len(chars) * _SECONDS_PER_GRAMMAR
 
 
 def told_names(tool: schema.Tool, namespace: str = "") -> list[str]:
