@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -25,14 +27,18 @@ from millstream_server.generation.sampling import Ability, Constraint, Constrain
 from millstream_server.generation.ticket import EngineData, KvTransfer, Ticket
 from millstream_server.generation.validation import (
     MAX_VIOLATIONS,
+    FieldPaths,
     check_request,
 )
+from millstream_server.processor.conversation import Options
+from millstream_server.processor.requests import DEFAULT_LIMITS, check
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     InvalidRequestError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.json_bounds import MAX_JSON_DEPTH, MAX_SUBSCHEMAS
+from tests.support.steps import Watched
 
 _INFO = GeneratorInfo(
     engine="simulated",
@@ -44,6 +50,8 @@ _INFO = GeneratorInfo(
     max_running_requests=4,
     abilities=frozenset(Ability),
 )
+_MEDIA = SimpleNamespace(soft_tokens={"image": 90, "video": 91})
+_TEXT: Any = SimpleNamespace(family=object(), soft_tokens=frozenset({90, 91}))
 _HANDOFF = Ticket("127.0.0.1", 8998, 7)
 
 
@@ -465,3 +473,19 @@ def test_an_adapter_needs_a_worker_that_has_it() -> None:
     check_request(_request(adapter="law"), loaded, Role.AGGREGATED)
     with pytest.raises(AdapterNotFoundError, match="'art' isn't loaded; loaded now: 'code', 'law'"):
         check_request(_request(adapter="art"), loaded, Role.AGGREGATED)
+
+
+def test_a_prompts_length_comes_before_a_look_at_its_tokens() -> None:
+    info = dataclasses.replace(_INFO, media=cast("Any", _MEDIA))
+    served: Any = SimpleNamespace(text=_TEXT, engine=info)
+    options = Options(path="", sampling={})
+    for length, most in ((_INFO.context_length + 1, 0), (20, 6 * 20)):
+        ids = Watched([1] * length)
+        request = _request(token_ids=ids, request_id="r")
+        with contextlib.suppress(InvalidRequestError):
+            check(request, options, served, DEFAULT_LIMITS, FieldPaths())
+        assert ids.seen <= most
+    served = SimpleNamespace(text=_TEXT, engine=_INFO)
+    request = _request(token_ids=[1, 90, 91], request_id="r")
+    with pytest.raises(InvalidRequestError, match="2 of the model's own placeholders"):
+        check(request, options, served, DEFAULT_LIMITS, FieldPaths())

@@ -134,7 +134,7 @@ def _violations(
         found += _ticket(request, info, role)
     if request.dp_rank is not None or request.cache_salt or request.ticket is not None:
         found += _placement(request, info, role, at)
-    if info.media:
+    if info.media and len(request.token_ids) <= info.context_length:
         media = media_violations(request, info, role)
         found += itertools.islice(media, MAX_VIOLATIONS)
     return found
@@ -149,6 +149,18 @@ def _prompt(
     found = []
     if request.resumed_tokens >= len(token_ids):
         found.append(FieldViolation("resumed_tokens", "must be fewer than the prompt's tokens"))
+    if len(token_ids) + max(max_new_tokens, 1) > info.context_length:
+        # Name the field that must be reduced.
+        too_long = len(token_ids) >= info.context_length
+        found.append(
+            FieldViolation(
+                paths.prompt if too_long else f"{paths.options}sampling.max_new_tokens",
+                f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
+                f"the context length of {info.context_length} tokens",
+            )
+        )
+    if len(token_ids) > info.context_length:
+        return found  # none is looked at
     # `min` and `max` run in C; the slow search is for bad prompts only.
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         index, token = next(
@@ -160,16 +172,6 @@ def _prompt(
             FieldViolation(
                 f"{paths.prompt}[{index}]" if paths.prompt_is_ids else paths.prompt,
                 f"{token} is not in the vocabulary (0 to {info.vocab_size - 1})",
-            )
-        )
-    if len(token_ids) + max(max_new_tokens, 1) > info.context_length:
-        # Name the field that must be reduced.
-        too_long = len(token_ids) >= info.context_length
-        found.append(
-            FieldViolation(
-                paths.prompt if too_long else f"{paths.options}sampling.max_new_tokens",
-                f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
-                f"the context length of {info.context_length} tokens",
             )
         )
     return found

@@ -144,14 +144,14 @@ def check(
     Raises:
         InvalidRequestError: something is wrong.
     """
-    violations = (
-        _option_violations(request.request_id, options, paths)
-        or _stray_placeholders(request.prompt, served.text, paths)
-        or too_large(request, options.n, limits, paths.options)
+    violations = _option_violations(request.request_id, options, paths) or too_large(
+        request, options.n, limits, paths.options
     )
     if violations:
         raise InvalidRequestError.of_all(violations)
     check_request(request, served.engine, Role.AGGREGATED, paths)
+    if violations := _stray_placeholders(request.prompt, served.text, paths):
+        raise InvalidRequestError.of_all(violations)
 
 
 def check_options(request_id: str, options: Options, paths: FieldPaths) -> None:
@@ -188,9 +188,9 @@ def _stray_placeholders(prompt: Prompt, text: TextModel, paths: FieldPaths) -> l
     """Refuse a text that has the model's placeholders; with media `Prompts.with_media` does."""
     if prompt.media or text.family is None:
         return []
-    found = sum(prompt.token_ids.count(token) for token in text.soft_tokens)
-    if not found:
+    if text.soft_tokens.isdisjoint(prompt.token_ids):
         return []
+    found = sum(map(prompt.token_ids.count, text.soft_tokens))
     return [
         FieldViolation(
             paths.prompt,
