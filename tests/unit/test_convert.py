@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import asdict, replace
@@ -14,9 +15,10 @@ from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2
 from millstream_server.generation import wire as convert
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
-from millstream_server.generation.sampling import Constraint, ConstraintKind, Sampling
+from millstream_server.generation.sampling import MAX_BIASES, Constraint, ConstraintKind, Sampling
 from millstream_server.generation.ticket import Ticket
 from millstream_server.processor import convert as from_client
+from millstream_server.processor.http.requests import chat_options, read_chat
 from millstream_server.processor.requests import sampling_of
 from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.runtime.errors import InvalidRequestError
@@ -62,6 +64,16 @@ def test_sampling_survives(name: str) -> None:
     sampling = SAMPLINGS[name]
     message = _wire(sampling_to_proto(sampling))
     assert convert.sampling_from_proto(message, unset_max_new_tokens=99) == sampling
+
+
+def test_too_many_biases_are_refused_before_they_are_read() -> None:
+    message = sampling_pb2.SamplingParams(logit_bias=dict.fromkeys(range(MAX_BIASES + 1), 1.0))
+    with pytest.raises(InvalidRequestError, match="logit_bias: at most 20000 tokens"):
+        convert.sampling_fields(message, "sampling")
+    raw = json.dumps(dict.fromkeys(map(str, range(MAX_BIASES + 1)), 1)).encode()
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "logit_bias": %s}' % raw
+    with pytest.raises(InvalidRequestError, match="logit_bias: at most 20000 tokens"):
+        chat_options(read_chat(body))
 
 
 def test_unset_takes_the_models_default_and_an_explicit_zero_does_not() -> None:

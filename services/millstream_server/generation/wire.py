@@ -12,6 +12,7 @@ from millstream_server.generation.output import Finish, FinishReason, LogprobCol
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import (
     KNOBS,
+    MAX_BIASES,
     Constraint,
     ConstraintKind,
     Sampling,
@@ -54,7 +55,8 @@ def sampling_fields(message: sampling_pb2.SamplingParams, path: str) -> dict[str
     """Return the set fields as fields of `Sampling`; ``path`` is the message's, for errors.
 
     Raises:
-        InvalidRequestError: a constraint that names no grammar this version knows.
+        InvalidRequestError: a constraint that names no grammar this version knows, or too many
+            biases.
     """
     values: dict[str, Any] = {}
     for field, value in message.ListFields():
@@ -64,6 +66,8 @@ def sampling_fields(message: sampling_pb2.SamplingParams, path: str) -> dict[str
         elif name == "stop_token_ids":
             values[name] = tuple(value)
         elif name == "logit_bias":
+            if len(value) > MAX_BIASES:
+                raise InvalidRequestError.of(f"{path}.{name}", f"at most {MAX_BIASES} tokens")
             values[name] = dict(value)
         elif name == "constraint":
             values[name] = _constraint_from_proto(value, f"{path}.{name}")

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream_server.processor.text.stops import StopMatcher, check_stops
+from millstream_server.processor.text.stops import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    StopMatcher,
+    check_stops,
+)
+from tests.support.steps import steps
 
 TEXT = st.text(alphabet="ab\n", max_size=40)
 STOPS = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -95,3 +101,9 @@ def test_the_worst_text_costs_linear_time() -> None:
 )
 def test_check_stops(stops: list[str], fields: list[str]) -> None:
     assert [violation.field for violation in check_stops(stops)] == fields
+
+
+def test_choices_of_a_request_share_what_their_stops_need() -> None:
+    stops = [f"{chr(97 + at)}" * MAX_STOP_CHARS for at in range(MAX_STOPS)]
+    first = steps(lambda: StopMatcher(stops), 20 * MAX_STOPS * MAX_STOP_CHARS)
+    assert steps(lambda: [StopMatcher(list(stops)) for _ in range(15)], first // 10) > 0

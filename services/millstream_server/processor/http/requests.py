@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from millstream_server.generation.request import LogprobOptions
-from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.generation.sampling import MAX_BIASES, Constraint, ConstraintKind
 from millstream_server.media.items import Modality
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Conversation, Options
@@ -32,7 +32,7 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 16_384
 """Of all messages together, calls included: a body has room for far more, each is an object."""
 MAX_BIAS_BYTES = 256 << 10
-"""Of logit_bias as it is written, some 20,000 tokens: reading 4 MiB of it takes 0.1 s."""
+"""Of logit_bias as it is written: reading 4 MiB of it takes 0.1 s."""
 MAX_TOP_LOGPROBS = 20
 WHOLE_INTERVAL_S = 0.25
 """How often the output of an answer that is sent whole is looked at: for stops, and to count it."""
@@ -124,6 +124,8 @@ def _bias(given: msgspec.Raw) -> dict[int, float]:
         found = _BIASES.decode(given) or {}
     except schema.BROKEN:
         raise InvalidRequestError.of("logit_bias", "must have numbers by token id") from None
+    if len(found) > MAX_BIASES:
+        raise InvalidRequestError.of("logit_bias", f"at most {MAX_BIASES} tokens")
     for token in found:
         if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
             raise InvalidRequestError.of("logit_bias", f"{token[:32]!r} is no token id")

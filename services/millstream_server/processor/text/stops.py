@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from millstream_server.runtime.errors import FieldViolation
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+_KEPT = 4
+"""Automata, each of up to 1 MiB: a request needs the same for each choice."""
 
 
 def check_stops(stops: Sequence[str]) -> tuple[FieldViolation, ...]:
@@ -41,7 +44,7 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Prepare; the stops have passed `check_stops`."""
-        self._automaton = _Automaton(stops)
+        self._automaton = _automaton_of(tuple(stops))
         self._state = 0
         self._held = ""
         self._matched: str | None = None
@@ -133,3 +136,8 @@ class _Automaton:
                 self._fallbacks[child] = self.next_state(self._fallbacks[state], char)
                 self.matches[child] = self.matches[child] or self.matches[self._fallbacks[child]]
                 queue.append(child)
+
+
+@lru_cache(maxsize=_KEPT)
+def _automaton_of(stops: tuple[str, ...]) -> _Automaton:
+    return _Automaton(stops)
