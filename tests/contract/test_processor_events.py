@@ -317,6 +317,15 @@ REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
         INVALID,
     ),
     ({"messages": [message("hi"), REASONED]}, "start.messages[1].role", INVALID),
+    (
+        {
+            "messages": [message("hi"), message(CALL * 1000, chat_pb2.CHAT_ROLE_ASSISTANT)],
+            "continue_final_message": True,
+            "output": EVENTS,
+        },
+        "start.messages",  # its length comes first
+        INVALID,
+    ),
 ]
 
 

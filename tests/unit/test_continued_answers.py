@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import pytest
 
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.families import FORMATS
 from millstream_server.formats.tags import Thinking
-from millstream_server.processor.answer import Reading, reading_of
+from millstream_server.processor.answer import Reading, begun_in, going_on, reading_of
+from millstream_server.processor.answer_options import CONTINUE
+from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.processor.text.threads import TextThreads
 from millstream_server.runtime.errors import InvalidRequestError
 from tests.support.answers import merged
+from tests.support.steps import reach, steps
+
+T = TypeVar("T")
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
-def _reading(form: str, text: str = "", reasoning: str = "") -> Reading:
+async def _reading(form: str, text: str = "", reasoning: str = "") -> Reading:
     how = AnswerFormat(form=FORMATS[form], reason="", hidden={})
     said = ChatMessage(ChatRole.ASSISTANT, text, reasoning=reasoning)
-    return reading_of(how, (), "<think>", one_call=False, continued=said)
+    reading = reading_of(how, (), "<think>", one_call=False)
+    threads = TextThreads(TextLimits())
+    try:
+        return await going_on(reading, begun_in(said, how.form), CONTINUE, threads)
+    finally:
+        threads.close()
 
 
 @pytest.mark.parametrize(
@@ -42,18 +56,18 @@ def _reading(form: str, text: str = "", reasoning: str = "") -> Reading:
         ),
     ],
 )
-def test_only_what_is_new_comes_however_it_is_divided(
+async def test_only_what_is_new_comes_however_it_is_divided(
     form: str, text: str, reasoning: str, new: str, parts: list[tuple[str, str]]
 ) -> None:
     for pieces in ([new], list(new)):
-        parser = _reading(form, text, reasoning).parser({})
+        parser = (await _reading(form, text, reasoning)).parser({})
         events = [event for piece in pieces for event in parser.feed(piece, (1,))]
         assert merged([*events, *parser.finish()]) == parts
         assert sum(parser.tokens) == len(pieces), "of what is new"
 
 
-def test_a_marker_that_the_message_has_begun_may_be_completed_by_a_call() -> None:
-    parser = _reading("hermes", "So.\n<tool_").parser({})
+async def test_a_marker_that_the_message_has_begun_may_be_completed_by_a_call() -> None:
+    parser = (await _reading("hermes", "So.\n<tool_")).parser({})
     events = [*parser.feed(CALL.removeprefix("<tool_")), *parser.finish()]
     assert [(part[0], *part[2:]) for part in merged(events)] == [("call", "f", "{}")]
 
@@ -67,10 +81,10 @@ def test_a_marker_that_the_message_has_begun_may_be_completed_by_a_call() -> Non
         ("", "", Thinking.BEGUN),  # as the prompt has it
     ],
 )
-def test_a_grammar_begins_where_the_message_ends(
+async def test_a_grammar_begins_where_the_message_ends(
     text: str, reasoning: str, begins: Thinking
 ) -> None:
-    assert _reading("hermes", text, reasoning).begins is begins
+    assert (await _reading("hermes", text, reasoning)).begins is begins
 
 
 @pytest.mark.parametrize(
@@ -81,10 +95,42 @@ def test_a_grammar_begins_where_the_message_ends(
         ("llama-json", "", "hm", "has no reasoning to be continued"),
     ],
 )
-def test_what_can_not_be_continued_is_refused(
+async def test_what_can_not_be_continued_is_refused(
     form: str, text: str, reasoning: str, says: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=says) as caught:
-        _reading(form, text, reasoning)
+        await _reading(form, text, reasoning)
     (violation,) = caught.value.violations
     assert violation.field == "start.continue_final_message"
+
+
+class Threads(TextThreads):
+    """Does the work at once, and counts what is before its steps; on the loop nothing is."""
+
+    def __init__(self) -> None:
+        super().__init__(TextLimits())
+        self.seconds = 0.0
+        self.reach = 0
+
+    async def run(self, work: Callable[[], T], seconds: float, *, batch: bool = False) -> T:
+        found: list[T] = []
+        self.seconds += seconds
+        self.reach += reach(lambda: found.append(work()))
+        return found[0]
+
+
+@pytest.mark.parametrize("form", ["glm-kv", "harmony", "mistral-v11", "hermes"])
+async def test_a_long_message_is_read_in_a_thread_in_steps_per_byte(form: str) -> None:
+    opener = FORMATS[form].call_open[0]
+    counts = []
+    for times in (20, 80):
+        threads = Threads()
+        how = AnswerFormat(form=FORMATS[form], reason="", hidden={})
+        reading = reading_of(how, (), "", one_call=False)
+        begun = opener * (1024 * times // len(opener)) + " So" * 200  # no header is as long
+        reading = await going_on(reading, begun, CONTINUE, threads)
+        counts.append(threads.reach)
+        assert threads.seconds == pytest.approx(5e-6 * len(begun))
+        steps(lambda made=reading: [made.parser({}) for _ in range(16)], 16 * 40)  # type: ignore[misc]
+    assert counts[0] > 0
+    assert counts[1] <= 4.5 * counts[0]

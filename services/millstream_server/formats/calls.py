@@ -38,18 +38,18 @@ class Call:
 class Calls:
     """A `Sink` of the readers of calls: keeps them, and makes their events."""
 
-    __slots__ = ("_new_id", "events", "made")
+    __slots__ = ("events", "made", "new_id")
 
     def __init__(self, new_id: Callable[[str, int], str]) -> None:
         """``new_id`` makes the ids of calls whose model writes none."""
-        self._new_id = new_id
+        self.new_id = new_id
         self.made: list[Call] = []
         self.events: list[Event] = []
         """Since the parser has taken the last ones."""
 
     def start_call(self, name: str, call_id: str) -> None:
         """See `Sink.start_call`."""
-        call = Call(name, call_id or self._new_id(name, len(self.made)))
+        call = Call(name, call_id or self.new_id(name, len(self.made)))
         self.events.append(CallStart(len(self.made), call.id, name))
         self.made.append(call)
 

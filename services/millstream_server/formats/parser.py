@@ -7,6 +7,7 @@ that is marked incomplete.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 
 from millstream_server.formats.calls import Calls
@@ -17,6 +18,8 @@ from millstream_server.formats.schema import Tools
 
 _MOST_SPACE = 64
 """So much white space may stand before a call without a marker: it is held back."""
+PIECE_CHARS = 1024
+"""So much is read at once: readers may look for what they need in all that is there."""
 _NO_TEXTS: Mapping[int, str] = {}
 
 
@@ -38,7 +41,8 @@ class Parser:
     ) -> None:
         """Read an answer to ``prompt``, which may have begun the reasoning.
 
-        ``begun``: what the answer goes on in; it is read, and nothing of it is given out.
+        ``begun``: what the answer goes on in, or its beginning (`go_on`); it is read, and nothing
+        of it is given out.
         ``hidden``: texts of the tokens of markers that the text doesn't show (`Format.hidden`).
         ``new_id`` makes the ids of calls whose model writes none; None: as the format has them.
         """
@@ -68,12 +72,30 @@ class Parser:
         self.tokens = self._counts.of_kind
         """How many tokens belong to each `Kind`."""
         self._over = False
-        known = begun or form.opened_by(prompt)
-        self._fed = len(known)
-        self._run(known, last=False)
-        self._known = len(self._held)
+        self.go_on(begun or form.opened_by(prompt))
 
     # ---- from the answer's owner
+
+    def go_on(self, begun: str) -> None:
+        """Read more of what the answer goes on in, before anything of its own."""
+        self._known = 0
+        self._fed += len(begun)
+        self._run(self._held + begun, last=False)
+        self._known = len(self._held)
+
+    def fork(self, hidden: Mapping[int, str]) -> Parser:
+        """Return a parser that has read the same; there may be no call so far."""
+        other = copy.copy(self)
+        other.renew(hidden)
+        return other
+
+    def renew(self, hidden: Mapping[int, str]) -> None:
+        """Share nothing that changes with the parser that this is a copy of."""
+        self._hidden = hidden
+        self._calls = Calls(self._calls.new_id)
+        self.calls = self._calls.made
+        self._counts = TokenCounts()
+        self.tokens = self._counts.of_kind
 
     @property
     def in_reasoning(self) -> bool:
@@ -99,6 +121,10 @@ class Parser:
             cut = self._cut_json()
         if ids:
             self._counts.pending.append((self._fed, len(ids)))
+        if len(text) > PIECE_CHARS:
+            for start in range(0, len(text), PIECE_CHARS):
+                cut += self.feed(text[start : start + PIECE_CHARS])
+            return cut
         self._fed += len(text)
         events = self._run(self._held + text, last=False)
         return [*cut, *events] if cut else events

@@ -24,11 +24,13 @@ _NUMBERS = frozenset(("number", "integer"))
 class PlainValue:
     """Makes JSON of one value's text; the caller finds its end."""
 
-    __slots__ = ("_begun", "_held", "_json", "_mode", "_types")
+    __slots__ = ("_begun", "_held", "_json", "_mode", "_space", "_types")
 
     def __init__(self, types: Types) -> None:
         self._types = types
         self._held = ""
+        self._space: list[str] = []
+        """White space that came first."""
         self._json: JsonValue | None = None
         self._begun = False
         self._mode = _STRING if types == {"string"} else _UNKNOWN
@@ -79,7 +81,10 @@ class PlainValue:
             return escape(text)[:-1]
         if mode is _NUMERAL or mode is _JSON:
             return text
-        self._held += text
+        if mode is _UNKNOWN:
+            self._space.append(text)
+            return ""
+        self._held = self._behind_space() + text
         if mode is _MAYBE and not (
             len(self._held) <= _MOST_HELD and _LITERAL.fullmatch(self._held)
         ):
@@ -87,12 +92,18 @@ class PlainValue:
             return self.piece(held)
         return ""
 
+    def _behind_space(self) -> str:
+        """Return what is held back, with the white space before it."""
+        space, self._space = self._space, []
+        return "".join([*space, self._held]) if space else self._held
+
     def end(self) -> str:
         """Return the rest of the JSON, at the value's end."""
         if self._mode is _STRING:
             return '"' if self._begun else '""'
         if self._mode in (_NUMERAL, _JSON):
             return ""
+        self._held = self._behind_space()
         word = self._held.strip()
         if not word and self._types <= _NESTED:
             return "{}" if "object" in self._types else "[]"

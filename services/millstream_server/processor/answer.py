@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from millstream_server.formats.calls import Call, add_piece
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
 from millstream_server.formats.format import Format
-from millstream_server.formats.parser import Parser
+from millstream_server.formats.parser import PIECE_CHARS, Parser
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import Thinking
 from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
 
 _MAX_CALL_CHARS = 1 << 20
 _PROMPT_END = 256
+SECONDS_PER_CHAR = 5e-6
+"""About what reading an answer takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,49 +35,62 @@ class Reading:
     one_call: bool
     begun: str = ""
     """What the answers go on in."""
+    behind: Parser | None = None
+    """Has read ``begun``."""
 
     def parser(self, hidden: Mapping[int, str]) -> Parser:
         """Begin to read an answer; ``hidden``: see `Parser`."""
-        return Parser(
-            self.how.form, self.tools, prompt=self.prompt_end, begun=self.begun, hidden=hidden
-        )
+        if self.behind is not None:
+            return self.behind.fork(hidden)
+        return Parser(self.how.form, self.tools, prompt=self.prompt_end, hidden=hidden)
 
     @property
     def begins(self) -> Thinking:
         """Where the answers begin."""
-        if not self.begun:
+        if self.behind is None:
             return Thinking.behind(self.how.form, self.prompt_end)
-        return Thinking.BEGUN if self.parser({}).in_reasoning else Thinking.PAST
+        return Thinking.BEGUN if self.behind.in_reasoning else Thinking.PAST
 
 
-def reading_of(
-    how: AnswerFormat,
-    tools: Sequence[Tool],
-    prompt: str,
-    *,
-    one_call: bool,
-    continued: ChatMessage | None = None,
-) -> Reading:
-    """Make the reading of the answers to ``prompt``, or of those that go on in a message.
+def reading_of(how: AnswerFormat, tools: Sequence[Tool], prompt: str, *, one_call: bool) -> Reading:
+    """Make the reading of the answers to ``prompt``."""
+    schemas = {tool.name: tool.parameters_json_schema for tool in tools}
+    return Reading(
+        how=how, tools=Tools(schemas), prompt_end=prompt[-_PROMPT_END:], one_call=one_call
+    )
+
+
+async def going_on(reading: Reading, begun: str, field: str, threads: TextThreads) -> Reading:
+    """Return the reading of answers that go on in ``begun``; ``field`` asked for it.
 
     Raises:
-        ServingError: that message can't be continued.
+        ServingError: it has a call, or too much text work waits.
     """
-    schemas = {tool.name: tool.parameters_json_schema for tool in tools}
-    reading = Reading(
-        how=how,
-        tools=Tools(schemas),
-        prompt_end=prompt[-_PROMPT_END:],
-        one_call=one_call,
-        begun=_begun(how.form, continued) if continued else "",
-    )
-    if reading.begun and reading.parser({}).has_calls:
+    if not begun:
+        return reading
+    parser = Parser(reading.how.form, reading.tools, begun=begun[:PIECE_CHARS])
+
+    def work() -> None:
+        for start in range(PIECE_CHARS, len(begun), PIECE_CHARS):
+            stop_if_gone()
+            if parser.calls:
+                break
+            parser.go_on(begun[start : start + PIECE_CHARS])
+
+    if len(begun) > PIECE_CHARS:
+        await threads.run(work, len(begun) * SECONDS_PER_CHAR)
+    if parser.has_calls:
         sentence = "the last message has a tool call in its text, which can't be continued"
-        raise InvalidRequestError.of(CONTINUE, sentence)
-    return reading
+        raise InvalidRequestError.of(field, sentence)
+    return replace(reading, begun=begun, behind=parser)
 
 
-def _begun(form: Format, message: ChatMessage) -> str:
+def begun_in(message: ChatMessage, form: Format) -> str:
+    """Return what an answer writes on that goes on in ``message``.
+
+    Raises:
+        UnsupportedFeatureError: that is reasoning, which the model's format hasn't.
+    """
     if message.text or not message.reasoning:
         return message.text
     if not form.reasoning:
@@ -157,21 +175,14 @@ class Answer:
 
 def joined(events: Sequence[Event]) -> list[Event]:
     """Join neighbours that continue each other: one event instead of one per token."""
+    if len(events) < 2:  # none has a neighbour
+        return list(events)
     made: list[Event] = []
-    run: list[str] = []
-    kind: type[Event] | None = None
-    last: Event | None = None
-    for event in [*events, None]:
-        if event is not None and type(event) is kind:
-            run.append(_content(event))
-            continue
-        if last is not None:
-            made.append(_with(last, "".join(run)) if len(run) > 1 else last)
-        last, kind = event, None
-        if isinstance(event, Text | Reasoning | Arguments):
-            kind, run = type(event), [_content(event)]
-        else:
-            run = []
+    for _, group in itertools.groupby(events, type):
+        run = list(group)
+        if len(run) > 1 and isinstance(run[0], Text | Reasoning | Arguments):
+            run = [_with(run[0], "".join(map(_content, run)))]
+        made += run
     return made
 
 

@@ -9,7 +9,7 @@ from millstream_server.control.engine import Role
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Ability
-from millstream_server.processor.answer import Reading, reading_of
+from millstream_server.processor.answer import Reading, begun_in, going_on, reading_of
 from millstream_server.processor.answer_grammar import binding_of, with_grammar
 from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.conversation import Caller, Conversation, Options, UserTurn
@@ -103,13 +103,17 @@ class ChatRequests:
             conversation.runs(media)
         variables = answers.variables_for(served.text.chat_template)
         text, prompt = await self._prompt(conversation, said, served, media, variables)
+        fit = said.options is None and conversation.number > 1
+        checked = not (media and media.cancelled)
+        if checked and conversation.continued is not None:  # first: it may be long
+            given = request_of(conversation.request_id, served, prompt, options, caller)
+            check(given, options, served, self._front.limits, paths)
         if form is not None:
-            reading = reading_for(conversation, form, text)
+            reading = await self.reading_for(conversation, form, text)
             binding = binding_of(reading, conversation, said, options)
             options = await with_grammar(options, binding, served.engine.abilities, self._prompts)
-        fit = said.options is None and conversation.number > 1
         request = request_of(conversation.request_id, served, prompt, options, caller, fit=fit)
-        if not (media and media.cancelled):
+        if checked:
             check(request, options, served, self._front.limits, paths)
         return PreparedTurn(
             served=served,
@@ -120,6 +124,19 @@ class ChatRequests:
             media=media,
             switched=bool(answers.switches and variables),
         )
+
+    async def reading_for(
+        self, conversation: Conversation, how: AnswerFormat, prompt: str
+    ) -> Reading:
+        """Return how the answers to a conversation's ``prompt`` are read.
+
+        Raises:
+            ServingError: its last message can't be continued.
+        """
+        last, one_call = conversation.continued, conversation.answers.one_call
+        reading = reading_of(how, conversation.told_tools, prompt, one_call=one_call)
+        begun = begun_in(last, how.form) if last else ""
+        return await going_on(reading, begun, CONTINUE, self._prompts.threads)
 
     async def _prompt(
         self,
@@ -156,18 +173,3 @@ class ChatRequests:
         if media.cancelled:
             return text, Prompt(())
         return text, await self._prompts.with_media(text_model, text, media.encoded, paths.messages)
-
-
-def reading_for(conversation: Conversation, how: AnswerFormat, prompt: str) -> Reading:
-    """Return how the answers to a conversation's ``prompt`` are read.
-
-    Raises:
-        ServingError: its last message can't be continued.
-    """
-    return reading_of(
-        how,
-        conversation.told_tools,
-        prompt,
-        one_call=conversation.answers.one_call,
-        continued=conversation.continued,
-    )

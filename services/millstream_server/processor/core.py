@@ -10,7 +10,7 @@ from millstream_server.control.engine import Task
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.admission import Admission
 from millstream_server.processor.answer import Reading
-from millstream_server.processor.chat_requests import ChatRequests, PreparedTurn, reading_for
+from millstream_server.processor.chat_requests import ChatRequests, PreparedTurn
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -120,7 +120,8 @@ class ProcessorCore:
         if prepared.media:
             prepared.media.release()
         if prepared.reading is None and served.answer_format is not None:
-            reading = reading_for(conversation, served.answer_format, prepared.text)
+            form = served.answer_format
+            reading = await self._chats.reading_for(conversation, form, prepared.text)
             return replace(prepared, reading=reading)
         return prepared
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from millstream_server.formats.calls import Call
 from millstream_server.formats.events import Event
-from millstream_server.processor.answer import Answer, Reading, joined
+from millstream_server.formats.parser import PIECE_CHARS
+from millstream_server.processor.answer import SECONDS_PER_CHAR, Answer, Reading, joined
 from millstream_server.processor.prompts import check_token_ids
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.tokenizer import TextModel
@@ -18,10 +19,10 @@ MAX_ANSWER_IDS = 1 << 20
 MAX_ANSWER_CHARS = 4 << 20
 _AT_ONCE = 256
 """Token ids that are read on the event loop, or events that are converted, in some 2 ms."""
-_CHARS_AT_ONCE = 1024
-"""Likewise."""
 _SECONDS_PER_ID = 10e-6
-_SECONDS_PER_CHAR = 5e-6
+_MOST_READ_CHARS = 1 << 17
+"""Arguments up to here are checked on the event loop at a call's end, in 2 ms."""
+_SECONDS_PER_READ_CHAR = 20e-9
 _SHORTEST_CALL = 16
 """Characters of a call, its markers included."""
 T = TypeVar("T")
@@ -39,11 +40,13 @@ class ParsedAnswer:
         self._detokenizer = detokenizer(text)
         self._vocab_size = text.vocab_size
         self._threads = threads
-        self._step = 1 if reading.one_call else _CHARS_AT_ONCE
+        self._step = 1 if reading.one_call else PIECE_CHARS
         """Characters that are read before it is asked whether the answer ends there."""
         self._over = False
         self._ids = 0
         self._chars = 0
+        self._read = 0
+        """Characters so far, also of token ids."""
 
     async def add_ids(self, ids: Sequence[int], field: str) -> list[Event]:
         """Read on; errors name ``field``.
@@ -68,9 +71,7 @@ class ParsedAnswer:
                 events += joined(self._answer.take())
             return joined(events)
 
-        if len(ids) <= _AT_ONCE:
-            return work()
-        return await self._threads.run(work, len(ids) * _SECONDS_PER_ID)
+        return await self._run(work, len(ids) * _SECONDS_PER_ID, short=len(ids) <= _AT_ONCE)
 
     async def add_text(self, piece: str, field: str) -> list[Event]:
         """Read on; errors name ``field``.
@@ -90,9 +91,7 @@ class ParsedAnswer:
                 self._push(piece[start : start + self._step], ())
             return joined(self._answer.take())
 
-        if len(piece) <= _CHARS_AT_ONCE:
-            return work()
-        return await self._threads.run(work, len(piece) * _SECONDS_PER_CHAR)
+        return await self._run(work, len(piece) * SECONDS_PER_CHAR, short=len(piece) <= PIECE_CHARS)
 
     async def converted(self, work: Callable[[], T], events: int | None = None) -> T:
         """Make a message of so many ``events``, or of all calls: few at once, many in the pool."""
@@ -101,13 +100,26 @@ class ParsedAnswer:
             return work()
         return await self._threads.run(work, count * _SECONDS_PER_ID)
 
-    def finish(self) -> list[Event]:
+    async def finish(self) -> list[Event]:
         """End the answer; return what was held back."""
-        self._push(self._detokenizer.flush(), ())
-        self._answer.finish()
-        return joined(self._answer.take())
+
+        def work() -> list[Event]:
+            self._push(self._detokenizer.flush(), ())
+            self._answer.finish()
+            return joined(self._answer.take())
+
+        return await self._run(work, 0, short=True)
+
+    async def _run(
+        self, work: Callable[[], list[Event]], seconds: float, *, short: bool
+    ) -> list[Event]:
+        """Do work on the event loop if it is short, and no call can end in it that is long."""
+        if short and self._read <= _MOST_READ_CHARS:
+            return work()
+        return await self._threads.run(work, seconds + self._read * _SECONDS_PER_READ_CHAR)
 
     def _push(self, text: str, ids: Sequence[int]) -> None:
+        self._read += len(text)
         if not self._over:
             self._over = self._answer.push(text, ids)
 

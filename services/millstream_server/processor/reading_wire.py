@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from millstream.v1 import media_pb2, processor_pb2
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Event
 from millstream_server.generation.wire import write_sampling
-from millstream_server.processor.answer import Reading, reading_of
+from millstream_server.processor.answer import Reading, going_on, reading_of
 from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.convert import tools_from_proto
 from millstream_server.processor.parse import ParsedAnswer
 from millstream_server.processor.responses import add_calls, add_events
 from millstream_server.processor.text.messages import MAX_VIOLATIONS, check_tools
+from millstream_server.processor.text.threads import TextThreads
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+
+_SMALL_CHARS = 4096
+"""Schemas up to here are checked on the event loop, in about 1 ms."""
+_SECONDS_PER_CHAR = 0.3e-6
 
 
 def rendered_to_proto(
@@ -54,22 +58,32 @@ def rendered_to_proto(
     return response
 
 
-def reading_from_proto(message: processor_pb2.AnswerReading, how: AnswerFormat | None) -> Reading:
+async def reading_from_proto(
+    message: processor_pb2.AnswerReading, how: AnswerFormat | None, threads: TextThreads
+) -> Reading:
     """Convert; ``how`` is the format that it names, or else the model's.
 
     Raises:
-        InvalidRequestError: there is no such format, or a tool can't be used.
+        ServingError: there is no such format, a tool can't be used, or too much text work waits.
     """
     tools = tools_from_proto(message.tools, "reading.tools")
-    if violations := tuple(islice(check_tools(tools, "reading.tools"), MAX_VIOLATIONS)):
-        raise InvalidRequestError.of_all(violations)
+
+    def check() -> None:
+        if violations := tuple(islice(check_tools(tools, "reading.tools"), MAX_VIOLATIONS)):
+            raise InvalidRequestError.of_all(violations)
+
+    chars = sum(len(tool.parameters_json_schema) for tool in tools)
+    if chars <= _SMALL_CHARS:
+        check()
+    else:
+        await threads.run(check, chars * _SECONDS_PER_CHAR)
     if how is None:
         sentence = "is none of this server's: docs/formats.md has them all"
         if not message.format:
             sentence = "is needed: it isn't known how this model writes reasoning and tool calls"
         raise UnsupportedFeatureError.of("reading.format", sentence)
     reading = reading_of(how, tools, message.prompt_end, one_call=message.one_call)
-    return replace(reading, begun=message.begun)
+    return await going_on(reading, message.begun, "reading.begun", threads)
 
 
 def parsed_to_proto(answer: ParsedAnswer, events: Sequence[Event]) -> processor_pb2.ParseResponse:

@@ -174,7 +174,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.front.call():
             async for request in requests:
                 if answer is None:
-                    answer = self._begin_answer(request)
+                    answer = await self._begin_answer(request)
                 elif request.HasField("reading"):
                     raise InvalidRequestError.of("reading", "only the first message has it")
                 kind = request.WhichOneof("piece")
@@ -189,16 +189,17 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                     await call.write(await answer.converted(convert_events, len(events)))
             if answer is None:
                 raise InvalidRequestError.of("reading", "the first message must have it")
-            convert_end = partial(_end_to_proto, answer, answer.finish())
+            convert_end = partial(_end_to_proto, answer, await answer.finish())
             await call.write(await answer.converted(convert_end))
 
-    def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
+    async def _begin_answer(self, request: processor_pb2.ParseRequest) -> ParsedAnswer:
         core, reading = self._core, request.reading
         if not request.HasField("reading"):
             raise InvalidRequestError.of("reading", "the first message must have it")
         name, text = core.models.text(reading.model, "reading.model")
         how = core.models.answer_format(name, text, reading.format)
-        return ParsedAnswer(text, reading_from_proto(reading, how), core.prompts.threads)
+        threads = core.prompts.threads
+        return ParsedAnswer(text, await reading_from_proto(reading, how, threads), threads)
 
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call

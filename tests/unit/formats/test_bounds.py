@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from millstream_server.formats.families import FORMATS
+from millstream_server.formats.format import routes_of
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import (
     Calls,
@@ -21,8 +26,12 @@ from millstream_server.generation.grammar_shapes import shape_problem
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.processor.text.messages import Tool as ToldTool
 from millstream_server.processor.text.messages import check_tools
-from tests.support.steps import steps
+from tests.support.answers import parser
+from tests.support.steps import reach, steps
 
+GOLDENS: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("goldens.yaml").read_text("utf-8")
+)
 Schema = dict[str, Any]
 TIMES = 40
 REF: Schema = {"$ref": "#/$defs/x"}
@@ -150,3 +159,29 @@ def test_schemas_are_checked_in_steps_per_byte(
 ) -> None:
     text = json.dumps(schema)
     steps(lambda: check(text), 1000 + 40 * len(text))
+
+
+# ---- answers
+
+
+def markers(name: str) -> list[str]:
+    """Return a format's markers, and what the goldens have of its calls' insides."""
+    form = FORMATS[name]
+    found = list(routes_of(form).actions)
+    for each in GOLDENS:
+        if each["format"] == name:
+            found += re.findall(r"<[^<>]*>|\[[^\[\]]*\]|\"[^\"]*\"|[{}\[(]", each["answer"])
+    return [*dict.fromkeys(found), "".join(form.call_open) + "a", "\n", " ", "<"]
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_markers_again_and_again_are_read_in_steps_per_byte(name: str) -> None:
+    opener = FORMATS[name].call_open[:1]
+    for marker in markers(name):
+        for before in ("", *opener, *[f"{each}f" for each in opener]):
+            counts = []
+            for chars in (4096, 16_384):
+                text = before + marker * (chars // len(marker))
+                counts.append(reach(partial(parser(FORMATS[name]).feed, text)))
+            assert counts[1] <= 4.5 * counts[0], (before, marker)
+            assert counts[1] <= 4000 * 16_384, (before, marker)
