@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from millstream_server.media.items import Modality
+from millstream_server.processor.text import template as template_module
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
@@ -354,3 +357,22 @@ def test_templates_are_rendered_as_by_the_reference(source: str) -> None:
 
     values = {"messages": ["one", "two"]}
     assert compile_template(source).render(values) == _compile_jinja_template(source).render(values)
+
+
+def test_many_messages_that_become_one_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(message: ChatMessage, **changes: Any) -> ChatMessage:
+        nonlocal made
+        made += len(changes.get("text", ""))
+        return replace(message, **changes)
+
+    monkeypatch.setattr(template_module, "replace", counted)
+    source = (
+        "{% for m in messages %}{% if loop.previtem and m.role == loop.previtem.role %}"
+        "{{ raise_exception('twice') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    said = [ChatMessage(ChatRole.USER, "x" * 100) for _ in range(200)]
+    prompt = template(source).render(said)
+    assert prompt == "\n\n".join(message.text for message in said)
+    assert made == len(prompt)

@@ -233,27 +233,33 @@ def _fitted(messages: Sequence[ChatMessage], shows: Callable[..., bool]) -> Sequ
     prompt begins as this one.
     """
     user, answer = ChatRole.USER, ChatRole.ASSISTANT
-    found = list(messages[:1])
+    found = [[messages[0]]]
     for message in messages[1:]:
-        last, role = found[-1], message.role
+        last, role = found[-1][0], message.role
         moved = role in _INSTRUCTING and not shows(user, answer, role, user)
         if moved and last.role in _INSTRUCTING:
-            found[-1] = _joined(last, message)
+            found[-1].append(message)
             continue
         if moved:
             message = replace(message, role=user)  # noqa: PLW2901 - the same one, as it can be shown
         if message.role is last.role is user and not shows(user, user):
-            found[-1] = _joined(last, message)
+            found[-1].append(message)
         else:
-            found.append(message)
-    return found
+            found.append([message])
+    return list(map(_joined, found))
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    parts: tuple[str | MediaPart, ...] = ()
-    if first.parts or second.parts:
-        parts = (*(first.parts or (first.text,)), _BETWEEN, *(second.parts or (second.text,)))
-    return replace(first, text=f"{first.text}{_BETWEEN}{second.text}", parts=parts)
+def _joined(run: Sequence[ChatMessage]) -> ChatMessage:
+    first, *others = run
+    if not others:
+        return first
+    parts: list[str | MediaPart] = []
+    if any(message.parts for message in run):
+        parts += first.parts or (first.text,)
+        for message in others:
+            parts += (_BETWEEN, *(message.parts or (message.text,)))
+    text = _BETWEEN.join([message.text for message in run])
+    return replace(first, text=text, parts=tuple(parts))
 
 
 def _reasoning_key(source: str) -> str:
