@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
 
 from millstream.v1 import chat_pb2, processor_pb2
+from millstream_server.processor.text.threads import TextThreads
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.alphabet import alphabet_model
 from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
@@ -161,6 +163,33 @@ async def test_the_reading_says_how_the_answer_is_read(model: TextModel) -> None
     assert off.reading.format == "qwen-xml"
     assert off.reading.prompt_end == off.rendered_prompt
     assert list(off.reading.tools) == TOOLS
+
+
+async def test_what_takes_long_in_parse_is_done_in_the_text_threads(model: TextModel) -> None:
+    run, seconds = TextThreads.run, []
+
+    async def watched(
+        threads: TextThreads, work: Callable[[], Any], estimate: float, *, batch: bool = False
+    ) -> Any:
+        seconds.append(estimate)
+        return await run(threads, work, estimate, batch=batch)
+
+    large = json.dumps({"properties": {f"a{at}": {} for at in range(1000)}})
+    tool = chat_pb2.ChatTool(name="f", parameters_json_schema=large)
+    long = "x" * 1024 * 140
+    pieces_of_1024 = [Request(text=long[:1024])] * 140
+    async with serving(model) as front:
+        with mock.patch.object(TextThreads, "run", watched):
+            reading = Reading(format="hermes", tools=[tool], begun="so " * 1000)
+            begin = Request(reading=reading, text='<tool_call>{"name": "f", "arguments": {"a": "')
+            _, end = await parse(front, begin, *pieces_of_1024, Request(text='"}}'))
+        schemas, begun, *end_s = seconds
+        assert (schemas, begun) == (0.3e-6 * len(large), 5e-6 * 3000)
+        assert 2 <= len(end_s) < 20, "what comes when much has been read: a call may end in it"
+        refused = await refusal(front.stub.Parse(iter([Request(reading=Reading(begun=CALL))])))
+    (call,) = end.tool_calls
+    assert call.arguments_json == json.dumps({"a": long})
+    assert refused.fields == ("reading.begun",)
 
 
 async def test_a_render_is_refused_as_a_chat_is(model: TextModel) -> None:

@@ -175,8 +175,6 @@ class Answer:
 
 def joined(events: Sequence[Event]) -> list[Event]:
     """Join neighbours that continue each other: one event instead of one per token."""
-    if len(events) < 2:  # none has a neighbour
-        return list(events)
     made: list[Event] = []
     for _, group in itertools.groupby(events, type):
         run = list(group)

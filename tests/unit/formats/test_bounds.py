@@ -92,7 +92,7 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
-@pytest.fixture(params=SCHEMAS.values(), ids=SCHEMAS)
+@pytest.fixture(params=list(SCHEMAS.values()), ids=list(SCHEMAS))
 def schema(request: pytest.FixtureRequest) -> Schema:
     found: Schema = request.param
     return found
