@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 from tests.benchmarks.hostile import http1
 from tests.benchmarks.hostile.attacker import Attack
@@ -13,7 +14,7 @@ _BODY_BYTES = int(3.9 * (1 << 20))
 
 async def whole(attack: Attack, *, kind: str, connections: int = 8) -> None:
     """Whole bodies, one after another on each connection."""
-    path, made = "/v1/messages" if kind == "blocks" else http1.CHAT, _BODIES[kind]()
+    path, made = _PATHS.get(kind, http1.CHAT), _BODIES[kind]()
     requests = itertools.cycle([request(path, body, key=attack.order.key) for body in made])
 
     async def send(_: int) -> None:
@@ -102,4 +103,20 @@ def _deep() -> list[bytes]:
     return found
 
 
-_BODIES = {"many": _many, "blocks": _blocks, "long": _long, "deep": _deep}
+def _grammars() -> list[bytes]:
+    """Custom tools whose Lark rules each have the next one twice, without content and with it."""
+    rules = "".join(f"a{at}: a{at + 1} a{at + 1}\n" for at in range(40))
+    made = [{"syntax": "lark", "definition": f"start: a0\n{rules}a40: {end}"} for end in _ENDS]
+    tools = [{"type": "custom", "name": "t", "format": {"type": "grammar", **it}} for it in made]
+    return [json.dumps({"input": "hi", "tools": [tool]}).encode() for tool in tools]
+
+
+_ENDS = ('""', '("")', '[""]', '"x"', "/()/")
+_BODIES = {
+    "many": _many,
+    "blocks": _blocks,
+    "long": _long,
+    "deep": _deep,
+    "grammars": _grammars,
+}
+_PATHS = {"blocks": "/v1/messages", "grammars": "/v1/responses"}

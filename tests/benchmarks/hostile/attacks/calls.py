@@ -87,6 +87,21 @@ async def tool_patterns(attack: Attack) -> None:
     await attack.times(2, call)
 
 
+async def schemas_in_themselves(attack: Attack) -> None:
+    """Answers whose tool has a schema that refers to itself three times."""
+    itself = {"$ref": "#/$defs/x"}
+    schema = {"properties": {"a": itself}, "$defs": {"x": {"anyOf": [itself] * 3}}}
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    asked = methods.parse("qwen-xml", text, schema=json.dumps(schema))
+    await flood(attack, path=methods.PARSE, request=asked, at_once=16)
+
+
+async def continued_markers(attack: Attack) -> None:
+    """Answers that go on in 77 kB of a marker that begins no call."""
+    asked = methods.parse("glm-kv", "So.", begun="<tool_call>" * 7_000 + "So. " * 200)
+    await flood(attack, path=methods.PARSE, request=asked, at_once=16)
+
+
 async def huge_metadata(attack: Attack, *, size: int) -> None:
     """Metadata of ``size`` bytes in each call."""
     value = b"v" * 1_000

@@ -9,6 +9,7 @@ from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 
 CHAT = "/millstream.v1.ProcessorService/Chat"
 COMPLETE = "/millstream.v1.ProcessorService/Complete"
+PARSE = "/millstream.v1.ProcessorService/Parse"
 TOKENIZE = "/millstream.v1.ProcessorService/Tokenize"
 LIST_MODELS = "/millstream.v1.ProcessorService/ListModels"
 CHECK = "/grpc.health.v1.Health/Check"
@@ -58,6 +59,13 @@ def tokenize_tool(schema: str) -> bytes:
         tools=[chat_pb2.ChatTool(name="f", parameters_json_schema=schema)],
     )
     return processor_pb2.TokenizeRequest(conversation=conversation).SerializeToString()
+
+
+def parse(form: str, text: str, *, schema: str = "", begun: str = "") -> bytes:
+    """Ask for an answer to be read that may call one tool."""
+    tool = chat_pb2.ChatTool(name="f", parameters_json_schema=schema)
+    reading = processor_pb2.AnswerReading(format=form, tools=[tool], begun=begun)
+    return processor_pb2.ParseRequest(reading=reading, text=text).SerializeToString()
 
 
 def reflect_file(name: str) -> bytes:
