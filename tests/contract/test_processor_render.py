@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from millstream.v1 import chat_pb2, processor_pb2
-from millstream_server.processor.text.threads import TextThreads
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.work.pool import WorkPool
 from millstream_testing.alphabet import alphabet_model
 from millstream_testing.in_process import ALPHABET, MODEL, InProcessProcessor, processor, worker
 from tests.support.processor.chats import Answer, Choice, chat, options, start
@@ -166,10 +166,10 @@ async def test_the_reading_says_how_the_answer_is_read(model: TextModel) -> None
 
 
 async def test_what_takes_long_in_parse_is_done_in_the_text_threads(model: TextModel) -> None:
-    run, seconds = TextThreads.run, []
+    run, seconds = WorkPool.run, []
 
     async def watched(
-        threads: TextThreads, work: Callable[[], Any], estimate: float, *, batch: bool = False
+        threads: WorkPool, work: Callable[[], Any], estimate: float, *, batch: bool = False
     ) -> Any:
         seconds.append(estimate)
         return await run(threads, work, estimate, batch=batch)
@@ -179,7 +179,7 @@ async def test_what_takes_long_in_parse_is_done_in_the_text_threads(model: TextM
     long = "x" * 1024 * 140
     pieces_of_1024 = [Request(text=long[:1024])] * 140
     async with serving(model) as front:
-        with mock.patch.object(TextThreads, "run", watched):
+        with mock.patch.object(WorkPool, "run", watched):
             reading = Reading(format="hermes", tools=[tool], begun="so " * 1000)
             begin = Request(reading=reading, text='<tool_call>{"name": "f", "arguments": {"a": "')
             _, end = await parse(front, begin, *pieces_of_1024, Request(text='"}}'))

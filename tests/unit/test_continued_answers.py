@@ -12,10 +12,10 @@ from millstream_server.formats.families import FORMATS
 from millstream_server.formats.tags import Thinking
 from millstream_server.processor.answer import Reading, begun_in, going_on, reading_of
 from millstream_server.processor.answer_options import CONTINUE
-from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
-from millstream_server.processor.text.threads import TextThreads
 from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 from tests.support.answers import merged
 from tests.support.steps import reach, steps
 
@@ -28,7 +28,7 @@ async def _reading(form: str, text: str = "", reasoning: str = "") -> Reading:
     how = AnswerFormat(form=FORMATS[form], reason="", hidden={})
     said = ChatMessage(ChatRole.ASSISTANT, text, reasoning=reasoning)
     reading = reading_of(how, (), "<think>", one_call=False)
-    threads = TextThreads(TextLimits())
+    threads = WorkPool(PoolLimits())
     try:
         return await going_on(reading, begun_in(said, how.form), CONTINUE, threads)
     finally:
@@ -104,11 +104,11 @@ async def test_what_can_not_be_continued_is_refused(
     assert violation.field == "start.continue_final_message"
 
 
-class Threads(TextThreads):
+class Threads(WorkPool):
     """Does the work at once, and counts what is before its steps; on the loop nothing is."""
 
     def __init__(self) -> None:
-        super().__init__(TextLimits())
+        super().__init__(PoolLimits())
         self.seconds = 0.0
         self.reach = 0
 

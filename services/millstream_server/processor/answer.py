@@ -15,9 +15,9 @@ from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import Thinking
 from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
-from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
+from millstream_server.runtime.work.pool import WorkPool, stop_if_gone
 
 _MAX_CALL_CHARS = 1 << 20
 _PROMPT_END = 256
@@ -60,7 +60,7 @@ def reading_of(how: AnswerFormat, tools: Sequence[Tool], prompt: str, *, one_cal
     )
 
 
-async def going_on(reading: Reading, begun: str, field: str, threads: TextThreads) -> Reading:
+async def going_on(reading: Reading, begun: str, field: str, threads: WorkPool) -> Reading:
     """Return the reading of answers that go on in ``begun``; ``field`` asked for it.
 
     Raises:

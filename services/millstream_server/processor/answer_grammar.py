@@ -26,9 +26,9 @@ from millstream_server.processor.answer import Reading
 from millstream_server.processor.conversation import Conversation, Options, UserTurn
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.text.messages import Tool
-from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
+from millstream_server.runtime.work.pool import stop_if_gone
 
 _SECONDS_PER_TOOL = 0.004
 """About what a tool's grammar takes to make."""

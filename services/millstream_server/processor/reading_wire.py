@@ -16,9 +16,9 @@ from millstream_server.processor.convert import tools_from_proto
 from millstream_server.processor.parse import ParsedAnswer
 from millstream_server.processor.responses import add_calls, add_events
 from millstream_server.processor.text.messages import MAX_VIOLATIONS, check_tools
-from millstream_server.processor.text.threads import TextThreads
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.work.pool import WorkPool
 
 _SMALL_CHARS = 4096
 """Schemas up to here are checked on the event loop, in about 1 ms."""
@@ -59,7 +59,7 @@ def rendered_to_proto(
 
 
 async def reading_from_proto(
-    message: processor_pb2.AnswerReading, how: AnswerFormat | None, threads: TextThreads
+    message: processor_pb2.AnswerReading, how: AnswerFormat | None, threads: WorkPool
 ) -> Reading:
     """Convert; ``how`` is the format that it names, or else the model's.
 

@@ -21,9 +21,9 @@ from millstream_server.formats.regular.regex import rewritten
 from millstream_server.processor.http.requests import schema_text
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.text.messages import MAX_TOOLS, Tool
-from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
+from millstream_server.runtime.work.pool import stop_if_gone
 
 _ARGUMENT = "input"
 SEARCH = "tool_search"
