@@ -178,10 +178,10 @@ def markers(name: str) -> list[str]:
 def test_markers_again_and_again_are_read_in_steps_per_byte(name: str) -> None:
     opener = FORMATS[name].call_open[:1]
     for marker in markers(name):
-        for before in ("", *opener, *[f"{each}f" for each in opener]):
+        for before in ("", *[f"{each}f" for each in opener]):
             counts = []
-            for chars in (4096, 16_384):
+            for chars in (8192, 32_768):
                 text = before + marker * (chars // len(marker))
                 counts.append(reach(partial(parser(FORMATS[name]).feed, text)))
             assert counts[1] <= 4.5 * counts[0], (before, marker)
-            assert counts[1] <= 4000 * 16_384, (before, marker)
+            assert counts[1] <= 4000 * 32_768, (before, marker)
