@@ -48,6 +48,7 @@ def test_a_row_that_keeps_all_limits_holds() -> None:
         ({"after_mb": 111.0}, "1.11 x idle"),
         ({"log_lines": 101}, "101 log lines"),
         ({"forged": 1}, "1 forged fields"),
+        ({"probe_s": 1.5}, "a probe took 1.5 s after the attack"),
         ({"alive": False}, "the Processor ended"),
         ({"worker_alive": False}, "the worker ended"),
         ({"report": {**REPORT, "connections": 0, "calls": 0}}, "reached nothing"),

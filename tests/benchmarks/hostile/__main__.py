@@ -12,9 +12,9 @@ from the same.
 Must hold: no normal chat fails; their p99 is at most 5 times that of idle (3 times, where the row
 says so), on new connections and apart from them; or of the same attacker when its bytes go to a
 process that discards them ("alone": what it costs the machine); the
-Processor takes no more memory than the row allows and half a minute later at most 10 % more than
-before; it writes at most 100 log lines besides one a turn; it lives. Exit code 1 if a point
-doesn't.
+Processor answers probes within a second when the attacker has closed its connections; it takes no
+more memory than the row allows and half a minute later at most 10 % more than before; it writes at
+most 100 log lines besides one a turn; it lives. Exit code 1 if a point doesn't.
 """
 
 from __future__ import annotations
@@ -99,12 +99,13 @@ class Bench:
             idle = normal.chats[known:]
             order = trial.order(self.arguments.seconds)
             seen = trial.attack(order)
-            time.sleep(_LAST_CHATS_S)
+            probe_s = trial.probed_s(max(_LAST_CHATS_S, trial.row.after_s))
             normal.finish()
         during = [chat for chat in normal.chats if chat.began >= seen.began]
         result = Result(
             trial.row, seen.ended - seen.began, idle, during, seen.idle_mb, seen.peak_mb,
             seen.processor_cores, seen.worker_cores, asdict(seen.report), seen.stopped,
+            probe_s=probe_s,
         )  # fmt: skip
         return result, order, seen.ended
 

@@ -12,6 +12,8 @@ from tests.benchmarks.hostile.normal import Chat
 from tests.benchmarks.hostile.rows import Row
 
 MOST_LOG_LINES = 100
+MOST_PROBE_S = 1.0
+"""For `/livez` after an attack: Kubernetes' own timeout."""
 MOST_LEFT = 1.10
 """Memory half a minute after an attack, as a share of idle."""
 
@@ -42,6 +44,8 @@ class Result:
     log_lines: int = 0
     log_bytes: int = 0
     forged: int = 0
+    probe_s: float = 0.0
+    """The longest that a probe took after the attack."""
     alive: bool = True
     worker_alive: bool = True
     alone: Sequence[Chat] = field(default_factory=list)
@@ -58,6 +62,8 @@ class Result:
             found.append("the attacker reached nothing: this row says nothing")
         found += [] if self.alive else ["the Processor ended"]
         found += [] if self.worker_alive else ["the worker ended"]
+        late = f"a probe took {self.probe_s:.1f} s after the attack"
+        found += [] if self.probe_s <= MOST_PROBE_S else [late]
         if failed := Counter(f"{c.code} ({c.details})" for c in self.during if c.code != "OK"):
             found.append(
                 f"of {len(self.during)} normal chats failed: {dict(failed.most_common(3))}"
@@ -108,6 +114,7 @@ class Result:
             "after_mb": self.after_mb,
             "processor_cores": self.processor_cores,
             "worker_cores": self.worker_cores,
+            "probe_s": self.probe_s,
             "log_lines": self.log_lines,
             "log_bytes": self.log_bytes,
             "alive": self.alive,
@@ -149,6 +156,7 @@ _COLUMNS = (
     ("after_mb", "30 s after", "{:.0f}"),
     ("processor_cores", "cores", "{:.2f}"),
     ("ms_a_call", "ms a call", "{:.2f}"),
+    ("probe_s", "probe s", "{:.2f}"),
     ("log_lines", "log lines", "{:d}"),
 )
 

@@ -41,6 +41,8 @@ class Row:
     """The most that p99 of normal chats may be, in times of idle."""
     seconds: float = 0.0
     """At least; 0: as all others."""
+    after_s: float = 0.0
+    """So long after the attacker has closed its connections probes and sound chats are judged."""
     memory_mb: float = _SMALL_MB
     """What the Processor may take beyond idle."""
     control: bool = False
@@ -148,6 +150,12 @@ _OF_STRANGERS = [
         knobs={"count": 1_500, "per_s": 0.0}),
     Row(name="tls-half-done-at-once", attack="connections.whole_hellos", tls="tls",
         knobs={"count": 1_500, "per_s": 0.0}),
+    _known("", "zero-window-chat", "floods.zero_window_chats", seconds=5.0, after_s=10.0,
+           knobs={"connections": 10, "per_s": 1_000.0}),
+    _known("", "made-you-reset-chat", "floods.many_chats",
+           knobs={"connections": 10, "per_s": 3_000.0, "overflow": True}),
+    _known("", "chat-flood", "floods.many_chats", after_s=5.0,
+           knobs={"connections": 10, "per_s": 1_000.0}),
 ]  # fmt: skip
 _OF_STRANGERS = [replace(row, times_idle=3.0) for row in _OF_STRANGERS]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -35,6 +36,7 @@ _STEP_S, _SLOW_STEP_S = 0.01, 1.0
 _WARM_CHATS = 6
 _SAMPLE_S = 0.05
 _START_S = 30.0
+_PROBE_S = 10.0
 _QUIET_S, _QUIET_CORES = 30.0, 0.2
 _TURN_ENDED = b": turn ended request="
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -149,6 +151,19 @@ class Trial:
         report = finish_attacker(process, began)
         spent = [(b - a) / (ended - began) for a, b in zip(before, after, strict=True)]
         return Attacked(report, report.began, ended, idle_mb, peak_mb, spent[0], spent[1], stopped)
+
+    def probed_s(self, seconds: float) -> float:
+        """Probe for so long, four times a second; return the longest that one took."""
+        until, longest_s = time.monotonic() + seconds, 0.0
+        port = self.health_port if self.row.tls else self.processor.port
+        url = f"http://127.0.0.1:{port}/livez"
+        while (began := time.monotonic()) < until and self.processor.alive:
+            with contextlib.suppress(OSError), urlopen(url, timeout=_PROBE_S) as answer:
+                answer.read()
+            took_s = time.monotonic() - began
+            longest_s = max(longest_s, took_s)
+            time.sleep(max(0.0, 0.25 - took_s))
+        return longest_s
 
     def order(self, seconds: float) -> Order:
         """Say what the attacker does here."""

@@ -14,6 +14,8 @@ from tests.benchmarks.hostile.wire import Connection
 _BATCH = 1_000
 _CONNECTIONS = 4
 _AGAIN_S = 0.2
+_LATER = 2 * 20
+"""Ids of twenty streams."""
 
 
 async def _repeat(attack: Attack, data: bytes, *, reads: bool = True) -> None:
@@ -224,5 +226,47 @@ async def turns_and_resets(attack: Attack, *, connections: int, per_s: float) ->
             )
             await asyncio.sleep(0.01)
             await connection.send(wire.reset(stream))
+
+    await attack.times(connections, flood)
+
+
+async def zero_window_chats(
+    attack: Attack, *, connections: int, per_s: float, tokens: int = 1_000
+) -> None:
+    """Chats whose answers have no window, begun until the time is up; then all is closed."""
+    await _chats(attack, connections, per_s, tokens, window=0)
+
+
+async def many_chats(
+    attack: Attack, *, connections: int, per_s: float, tokens: int = 1_000, overflow: bool = False
+) -> None:
+    """Chats that are begun and read.
+
+    ``overflow``: the server has to reset each, twenty chats later, since its window overflows.
+    """
+    await _chats(attack, connections, per_s, tokens, window=wire.DEFAULT_WINDOW, overflow=overflow)
+
+
+async def _chats(
+    attack: Attack,
+    connections: int,
+    per_s: float,
+    tokens: int,
+    *,
+    window: int,
+    overflow: bool = False,
+) -> None:
+    block = wire.headers(methods.CHAT, attack.order.key)
+    body = wire.message(methods.chat(tokens))
+
+    async def flood(_: int) -> None:
+        connection = await attack.connect(window=window)
+        while True:
+            await attack.rate(per_s)
+            stream = connection.next_stream()
+            data = wire.frame(wire.DATA, wire.END_STREAM, stream, body)
+            if overflow and stream > _LATER:
+                data += wire.window_update(stream - _LATER, wire.MAX_WINDOW)
+            await connection.send(wire.opening(stream, block) + data)
 
     await attack.times(connections, flood)
