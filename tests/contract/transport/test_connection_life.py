@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -218,6 +219,73 @@ async def test_too_many_resets_end_a_connection() -> None:
         (ended,) = _goaways(wire)
         assert ended[1] == ErrorCode.ENHANCE_YOUR_CALM.name
         assert b"reset" in ended[2]
+
+
+async def test_resets_count_for_all_connections_of_a_caller() -> None:
+    """Above the bound a connection takes no more; what other users of a proxy have open goes on."""
+
+    async def reset_one(wire: Wire) -> None:
+        rpc = wire.rpc(CHAT)
+        rpc.send(b"hi")
+        assert await rpc.next() == b"hi"
+        rpc.reset()
+        await wire.answered()
+
+    async with _running(max_resets=10, resets_per_s=0.001) as (server, wire):
+        async with connected(wire.port) as same, connected(wire.port, source="127.0.0.9") as other:
+            kept = same.rpc(CHAT)
+            kept.send(b"hi")
+            assert await kept.next() == b"hi"
+            for each in [wire] * 8 + [same] * 3:
+                await reset_one(each)
+            assert _goaways(same) == [(7, "ENHANCE_YOUR_CALM", b"too many requests were reset")]
+            assert not _goaways(wire)
+            kept.send(b"more")
+            assert await kept.next() == b"more"
+            late = same.rpc(CHAT).stream
+            await same.until(lambda: bool(same.of(Kind.RST_STREAM, stream=late)))
+            assert same.of(Kind.RST_STREAM, stream=late)[0].error_code is ErrorCode.REFUSED_STREAM
+            for _ in range(10):
+                await reset_one(other)
+            assert not _goaways(other)
+            kept.send_raw(b"", end=True)
+            await same.until_closed()
+        await until(lambda: len(server.connections) == 1)
+
+
+async def test_requests_before_the_end_of_a_connection_are_not_begun() -> None:
+    """They wait while others are served; what has left by then needs no answer."""
+    kinds = Kinds()
+    async with _running(kinds=kinds) as (server, wire):
+        await wire.answered()
+        streams = range(1, 801, 2)
+        requests = (
+            wire.headers(stream, request_fields(UNARY)) + data(stream, message(b"hang"), end=True)
+            for stream in streams
+        )
+        wire.send(b"".join(requests))
+        wire.send_eof()
+        await until(lambda: not server.connections)
+        await until(lambda: kinds.cancelled == kinds.entered)
+        assert 0 < kinds.entered < len(streams) / 4
+
+
+async def test_of_many_rpcs_that_are_lost_at_once_few_end_in_a_turn_of_the_loop() -> None:
+    kinds, ended = Kinds(), list[int]()
+    async with _running(kinds=kinds) as (_, wire):
+        for _ in range(200):
+            wire.rpc(UNARY).send(b"hang", end=True)
+        await until(lambda: kinds.entered == 200)
+
+        def look() -> None:
+            ended.append(kinds.cancelled)
+            if kinds.cancelled < 200:
+                asyncio.get_running_loop().call_soon(look)
+
+        look()
+        wire.send_eof()
+        await until(lambda: kinds.cancelled == 200)
+        assert max(after - before for before, after in itertools.pairwise(ended)) <= 16
 
 
 @pytest.mark.parametrize("how", ["trailers", "data"])

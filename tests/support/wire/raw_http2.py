@@ -306,6 +306,10 @@ class Wire(asyncio.Protocol):
         """Close without a word; what wasn't sent is dropped."""
         self._transport.abort()
 
+    def send_eof(self) -> None:
+        """Close its side, behind all that was sent."""
+        self._transport.write_eof()
+
     def pause(self) -> None:
         """Read no more: the kernel's buffers fill."""
         if not self._transport.is_closing():

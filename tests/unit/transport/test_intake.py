@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from millstream_server.runtime.transport.intake import TURN_S, Intake, Work, WorkShare
+from millstream_server.runtime.transport.intake import TURN_S, Intake, WorkShare
 from millstream_testing.waiting import until
 
 
@@ -17,8 +17,7 @@ class Taker:
         self.unread = b""
         self.taken = 0
         loop = asyncio.get_running_loop()
-        work = Work(share, loop.time())
-        self.intake = Intake(loop, work, self._handle, lambda: 0.0, lambda: last)
+        self.intake = Intake(loop, share, self._handle, lambda: 0.0, lambda: last)
         self.intake.open(self, "a caller")
 
     def _handle(self, data: bytes) -> bool:
@@ -113,7 +112,8 @@ async def test_requests_count_for_the_turn_of_the_loop() -> None:
     share = WorkShare()
     loop = asyncio.get_running_loop()
     took: list[float] = [TURN_S]
-    intake = Intake(loop, Work(share, loop.time()), lambda _: False, took.pop, lambda: False)
+    intake = Intake(loop, share, lambda _: False, took.pop, lambda: False)
+    intake.open(None, "a caller")
     intake.take(b"a request")
     assert share.turn_s < 0
     intake.stop()

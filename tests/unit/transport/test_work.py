@@ -12,9 +12,9 @@ from millstream_server.runtime.transport.intake import TURN_S, RateLimit, Work, 
 
 def test_what_is_saved_up_costs_no_pause() -> None:
     work = Work(WorkShare(), 0.0)
-    assert work.took(0.004, 0.0, 0.0) == 0
+    assert work.took(0.019, 0.0, 0.0) == 0
     assert work.took(0.05, 0.0, 10.0) == 0
-    assert work.took(0.0, 0.24, 10.0) == 0  # 0.1 s at most is saved up in ten seconds
+    assert work.took(0.0, 0.049, 10.0) == 0  # 0.1 s at most is saved up in ten seconds
     assert work.took(0.0, 0.02, 10.0) > 0
 
 
@@ -36,7 +36,7 @@ def test_without_neighbours_there_is_no_pause() -> None:
 def test_above_the_share_the_pause_brings_it_back() -> None:
     share = _with_a_neighbour()
     work = Work(share, 0.0)
-    pause_s = work.took(0.025, 0.0, 0.0)  # 0.02 s too much, at half of the loop's time
+    pause_s = work.took(0.04, 0.0, 0.0)  # 0.02 s too much, at half of the loop's time
     assert pause_s == pytest.approx(0.04)
     assert share.above == 1
     assert work.took(0.0, 0.0, pause_s + 0.001) == 0
@@ -46,13 +46,38 @@ def test_above_the_share_the_pause_brings_it_back() -> None:
 def test_those_above_their_share_divide_it() -> None:
     share = _with_a_neighbour()
     first, second = Work(share, 0.0), Work(share, 0.0)
-    first.took(0.025, 0.0, 0.0)
-    second.took(0.025, 0.0, 0.0)
+    first.took(0.04, 0.0, 0.0)
+    second.took(0.04, 0.0, 0.0)
     # The rate of the next turn is that of two: a quarter of the loop's time each.
     assert first.took(0.0, 0.0, 0.0) == pytest.approx(0.02 / 0.25)
     second.close()
     second.close()
     assert share.above == 1
+
+
+def test_what_a_caller_takes_counts_for_all_its_connections_and_those_that_follow() -> None:
+    share = _with_a_neighbour()
+    first = share.of("caller", 0.0)
+    first.took(0.04, 0.0, 0.0)
+    second = share.of("caller", 0.0)
+    assert second.took(0.0, 0.0, 0.0) == pytest.approx(0.04)
+    assert share.of("other", 0.0).took(0.0, 0.0, 0.0) == 0
+    first.close()
+    assert share.above == 1
+    second.close()
+    assert share.above == 0
+    share.forget(9.0)
+    again = share.of("caller", 0.0)
+    assert again.took(0.0, 0.0, 0.0) > 0, "it gets no more by connecting anew"
+    again.close()
+    share.forget(11.0)
+    assert share.of("caller", 11.0).took(0.019, 0.0, 11.0) == 0
+
+
+def test_a_request_counts_with_what_its_handler_does() -> None:
+    share = _with_a_neighbour()
+    work = Work(share, 0.0)
+    assert [work.took(0.0, 0.0012, 0.0) > 0 for _ in range(18)] == [False] * 16 + [True] * 2
 
 
 def test_a_garbage_collection_meanwhile_is_nobodys_fault() -> None:

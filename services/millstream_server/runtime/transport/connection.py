@@ -15,7 +15,7 @@ from millstream_server.runtime.transport.connection_base import BaseConnection
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.frames import take_frame
 from millstream_server.runtime.transport.h2_state import LAST_STREAM, ServerState
-from millstream_server.runtime.transport.intake import STREAM_S, Intake, RateLimit, Work
+from millstream_server.runtime.transport.intake import STREAM_S, Intake, RateLimit
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.stream import Stream
 
@@ -127,9 +127,9 @@ class Connection(BaseConnection):
         self.h2 = ServerState(options, self.out.send)
         self.strikes = 0
         """Pings that came too soon since the caller last got a response."""
-        work, handle = Work(bounds.work, now_s), partial(take_frame, self)
-        self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
-        self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
+        handle = partial(take_frame, self)
+        self._intake = Intake(self.loop, bounds.work, handle, self._start, self._goes_last)
+        self._resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.ending = Ending(options, self.h2, now_s)
         # Connections are short: mostly it has no RPCs, and one that comes now is retried.
         place.give_up = partial(self.fail, ErrorCodes.NO_ERROR, "too many connections")
@@ -141,7 +141,7 @@ class Connection(BaseConnection):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.out.open(transport, self.h2)
-        self._intake.open(transport, self.caller_key)
+        self._intake.open(transport, self.caller_key, ends_at_fin=True)
         self.server.connections.add(self)
         self.h2.begin()
 
@@ -164,8 +164,9 @@ class Connection(BaseConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
-        for stream in list(self.streams.values()):
-            stream.lost()
+        for stream in self.streams.values():
+            stream.sender.drop()  # until its end it makes nothing to send
+            self.server.lost(stream)
         self._unstuck()
         self.block.drop(self)
         self.out.close()
@@ -239,6 +240,19 @@ class Connection(BaseConnection):
         """End it, since its caller sends too much."""
         log.debug("connection ended", peer=self.peer, why=why)
         self.fail(ErrorCodes.ENHANCE_YOUR_CALM, why)
+
+    def count_reset(self) -> None:
+        """Note that a request was reset, by its caller or for its fault.
+
+        Above the bound of all its caller's connections it only takes no more: behind a proxy they
+        are other users'.
+        """
+        now_s, why = self.loop.time(), "too many requests were reset"
+        if not self._resets.take(now_s):
+            self.enhance_your_calm(why)
+        elif not self._intake.work.resets.take(now_s) and not self.ending.takes_no_more:
+            self.ending.refuse_new(ErrorCodes.ENHANCE_YOUR_CALM, why)
+            self.end_if_unused()
 
     def fail(self, code: ErrorCodes, why: str) -> None:
         """End it with a GOAWAY that says why."""

@@ -60,7 +60,7 @@ def take_frame(connection: Connection, data: bytes) -> bool:
                 act(connection, event)
         while h2.provoked_resets:
             h2.provoked_resets -= 1
-            _count_reset(connection)
+            connection.count_reset()
     except ProtocolError as error:
         why = f"{error.__class__.__name__}: {error}"  # of some the text is a number alone
         log.debug("HTTP/2 error", peer=connection.peer, why=why)
@@ -206,12 +206,7 @@ def _reset(connection: Connection, event: events.StreamReset) -> None:
     if stream is not None:
         stream.lost()
     if event.remote_reset:
-        _count_reset(connection)
-
-
-def _count_reset(connection: Connection) -> None:
-    if not connection.resets.take(connection.loop.time()):
-        connection.enhance_your_calm("too many requests were reset")
+        connection.count_reset()
 
 
 def _window(connection: Connection, event: events.WindowUpdated) -> None:

@@ -21,7 +21,7 @@ from millstream_server.runtime.transport.http1_requests import (
     RequestReader,
 )
 from millstream_server.runtime.transport.http_stream import Asked, Body, HttpStream
-from millstream_server.runtime.transport.intake import STREAM_S, Intake, Work
+from millstream_server.runtime.transport.intake import STREAM_S, Intake
 from millstream_server.runtime.transport.output import NoWindow
 from millstream_server.runtime.transport.probes import PROBES, ProbeResponse, refusal, respond
 from millstream_server.runtime.transport.stream import Stream
@@ -55,8 +55,7 @@ class Http1Connection(BaseConnection):
         self.h2 = NoWindow()
         place.give_up = self.abort
         now_s = self.loop.time()
-        work = Work(self.bounds.work, now_s)
-        self._intake = Intake(self.loop, work, self._take, self._start, self._goes_last)
+        self._intake = Intake(self.loop, self.bounds.work, self._take, self._start, self._goes_last)
         self._reader = RequestReader(self.options.max_metadata_bytes, self.bounds.received)
         self._starting: Stream | None = None
         self._last_id = 0

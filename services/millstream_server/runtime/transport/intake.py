@@ -1,7 +1,7 @@
 """How connections' frames are taken: in slices of time, with pauses, so that nobody waits.
 
-`WorkShare` divides the event loop's time among a server's connections, `Work` counts what one
-takes, and `Intake` passes its bytes on in slices.
+`WorkShare` divides the event loop's time among a server's callers, `Work` counts what the
+connections of one take, and `Intake` passes a connection's bytes on in slices.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from millstream_server.runtime.transport.sockets import has_left
+
 TURN_S = 0.002
 """Of one turn of the loop, for the bytes of all connections together; the rest waits for the next.
 What the loop does for others waits for a few such turns, however many connections have much to
 say."""
 _SAVED_S = 0.1
-"""Most time that a connection saves up: some 400 requests at once are served without a pause."""
-_FIRST_S = 0.005
-"""What a new connection has, a dozen requests: else a caller would get more by connecting anew."""
+"""Most time that a caller saves up: some 80 requests at once are served without a pause."""
+_FIRST_S = 0.02
+"""What a new caller has, a dozen requests."""
+_KEPT_S = 10.0
+"""So long a caller without connections is known: else it would get more by connecting anew. After
+this it has saved up all, and all its resets are forgiven."""
 STREAM_S = 0.0002
 """What a stream costs besides its frames, whatever its handler does."""
 REQUEST_S = 0.001
 """What its first message costs besides: a turn of a chat begins with it."""
 MESSAGE_S = 0.00005
 """What each other message costs."""
-_BEGUN_PART = 0.2
-"""Of what requests take that have begun counts for their connection's share: the share is for
-frames. Turns of the loop count all of it."""
 _LEAST = 0.02
-"""Of the loop's time, for any connection: twenty requests a second are held up by no number of
+"""Of the loop's time, for any caller: twenty requests a second are held up by no number of
 others. Those are held up by the turns."""
 _MOST_S = 0.05
 """What a slice counts for at most, more than any frame takes: a garbage collection meanwhile is
@@ -38,7 +40,7 @@ nobody's fault."""
 _SHORT_S = 0.004
 """Nearly all pieces of work take less; they count whole, whoever else used the machine then."""
 _NEIGHBOUR_S = 1.0
-"""So long after others were served, connections that take much are held back for them."""
+"""So long after others were served, callers that take much are held back for them."""
 _YIELD_S = 0.0003
 """A read that takes longer is the connection's last in this turn of the loop: uvloop would read up
 to 32 times from one socket before it looks at others."""
@@ -80,15 +82,23 @@ class _Waiting:
 
 
 class WorkShare:
-    """What a server's connections share of the loop's time; one per server."""
+    """What a server's callers share of the loop's time; one per server."""
 
-    def __init__(self, of_loop: float = 0.5) -> None:
-        """Give all connections above their share together this part of the loop's time."""
+    def __init__(
+        self, of_loop: float = 0.5, max_resets: float = 1024, resets_per_s: float = 102.4
+    ) -> None:
+        """Give all callers above their share together this part of the loop's time.
+
+        Each may reset so many requests at once, and so many a second.
+        """
         self.of_loop = of_loop
+        self.resets = max_resets, resets_per_s
         self.above = 0
-        """How many connections take more than their share."""
+        """How many callers take more than their share."""
         self.within_s = -_NEIGHBOUR_S
-        """When a connection within its share was served last."""
+        """When a caller within its share was served last."""
+        self._works: dict[Hashable, Work] = {}
+        """By caller."""
         self.turn_s = TURN_S
         """What is left of this turn of the loop."""
         self._cpu_s = time.thread_time()
@@ -107,6 +117,20 @@ class WorkShare:
             return took_s
         last_s, self._cpu_s = self._cpu_s, time.thread_time()
         return min(took_s, self._cpu_s - last_s)
+
+    def of(self, caller_key: Hashable, now_s: float) -> Work:
+        """Return what a caller's connections take together; each calls `Work.close` once."""
+        work = self._works.get(caller_key)
+        if work is None:
+            work = self._works[caller_key] = Work(self, now_s)
+        work.connections += 1
+        return work
+
+    def forget(self, now_s: float) -> None:
+        """Forget who has had no connections for long; called about once a second."""
+        gone = [key for key, work in self._works.items() if work.is_gone(now_s)]
+        for key in gone:
+            del self._works[key]
 
     def wait(self, connection: Intake) -> None:
         late = self._new if connection.new else self._last
@@ -139,18 +163,20 @@ class WorkShare:
 
 
 class Work:
-    """Time that one connection's frames have taken. Times are in seconds, the event loop's.
+    """Time that one caller's frames have taken, on all its connections; times are the event loop's.
 
     HTTP/2 lets a caller send frames that cost the server far more than the caller: requests that
-    are reset at once, settings, pings. Whatever they are, the time is counted, and the connection
-    is read later when it has used up its share and others are there: callers that behave notice
-    nothing, and the only caller gets all.
+    are reset at once, settings, pings. Whatever they are, the time is counted, and the caller's
+    connections are read later when it has used up its share and others are there: callers that
+    behave notice nothing, and the only caller gets all.
     """
 
-    __slots__ = ("_above", "_at_s", "_left_s", "share")
+    __slots__ = ("_above", "_at_s", "_left_s", "connections", "resets", "share")
 
     def __init__(self, share: WorkShare, now_s: float) -> None:
         self.share = share
+        self.connections = 0
+        self.resets = RateLimit(*share.resets, now_s)
         self._left_s = _FIRST_S
         self._at_s = now_s
         self._above = False
@@ -158,11 +184,11 @@ class Work:
     def took(self, seconds: float, begun_s: float, now_s: float) -> float:
         """Count work that was done, and work that has begun and takes about ``begun_s``.
 
-        Return how long to read nothing from this connection, mostly 0.
+        Return how long to read nothing from the connection that did it, mostly 0.
         """
         rate = max(_LEAST, self.share.of_loop / max(1, self.share.above))
         self._left_s = min(_SAVED_S, self._left_s + (now_s - self._at_s) * rate)
-        self._left_s -= min(seconds, _MOST_S) + _BEGUN_PART * begun_s
+        self._left_s -= min(seconds, _MOST_S) + begun_s
         self._at_s = now_s
         self._set_above(self._left_s < 0)
         if not self._above:
@@ -174,7 +200,13 @@ class Work:
         return -self._left_s / rate
 
     def close(self) -> None:
-        self._set_above(False)  # noqa: FBT003
+        """Note that a connection has ended."""
+        self.connections -= 1
+        if self.connections <= 0:
+            self._set_above(False)  # noqa: FBT003
+
+    def is_gone(self, now_s: float) -> bool:
+        return self.connections <= 0 and now_s - self._at_s > _KEPT_S
 
     def _set_above(self, above: bool) -> None:  # noqa: FBT001
         if above is not self._above:
@@ -188,13 +220,16 @@ class Intake:
     Where connections must wait, those go first whose RPCs bring their messages.
     """
 
-    __slots__ = ("_goes_last", "_handle", "_loop", "_paused", "_socket", "_start", "_stopped",
-                 "_took_s", "_unread", "_work", "caller_key")  # fmt: skip
+    __slots__ = ("_ends_at_fin", "_goes_last", "_handle", "_loop", "_paused", "_share", "_socket",
+                 "_start", "_stopped", "_took_s", "_unread", "caller_key", "work")  # fmt: skip
+
+    work: Work
+    """Its caller's; `open` sets it."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        work: Work,
+        share: WorkShare,
         handle: Callable[[bytes], bool],
         start: Callable[[], float],
         goes_last: Callable[[], bool],
@@ -205,7 +240,7 @@ class Intake:
         requests are about to take. ``goes_last`` tells `WorkShare` whether others go first.
         """
         self._loop = loop
-        self._work = work
+        self._share = share
         self._handle = handle
         self._start = start
         self._goes_last = goes_last
@@ -219,15 +254,21 @@ class Intake:
         self._took_s = 0.0
         """What its frames, and the requests in them, have taken so far."""
 
-    def open(self, transport: Any, caller_key: Hashable) -> None:
+    def open(self, transport: Any, caller_key: Hashable, *, ends_at_fin: bool = False) -> None:
+        """Take the bytes of ``transport``; ``ends_at_fin``: what is before a FIN is void."""
         self._socket, self.caller_key = transport, caller_key
+        self.work = self._share.of(caller_key, self._loop.time())
+        self._ends_at_fin = ends_at_fin
 
     def stop(self) -> None:
         """Take nothing more, and forget the connection: without a cycle its memory is free now."""
+        if self._stopped:
+            return
         self._stopped = True
         self._handle, self._start, self._goes_last = _drop, float, bool
         self._unread = b""
-        self._work.close()
+        if self._socket is not None:
+            self.work.close()
 
     @property
     def waits(self) -> bool:
@@ -246,22 +287,25 @@ class Intake:
     def take(self, data: bytes) -> None:
         if self._stopped:
             return
-        if self._paused or self._work.share.turn_s <= 0:
+        if self._paused or self._share.turn_s <= 0:
             self._unread += data
             self._wait()
         else:
-            self._pass_on(data, self._work.share.turn_s)
+            self._pass_on(data, self._share.turn_s)
 
     def go_on(self) -> None:
         if self._stopped:
             return
+        if self._ends_at_fin and has_left(self._socket):
+            self._socket.abort()  # else all that it sent before would be begun first
+            return
         self._paused = False
         data, self._unread = self._unread, b""
         self._socket.resume_reading()
-        self._pass_on(data, _SLICE_S if self.new else max(self._work.share.turn_s, _SLICE_S))
+        self._pass_on(data, _SLICE_S if self.new else max(self._share.turn_s, _SLICE_S))
 
     def _pass_on(self, data: bytes, slice_s: float) -> None:
-        share = self._work.share
+        share = self._share
         began_s = time.perf_counter()
         until_s = began_s + slice_s
         more = self._handle(data)
@@ -273,7 +317,7 @@ class Intake:
         took_s = share.cpu_s(time.perf_counter() - began_s)
         self._took_s += min(took_s, _COUNTED_S) + begun_s
         share.used(took_s + begun_s)
-        pause_s = self._work.took(took_s, begun_s, self._loop.time())
+        pause_s = self.work.took(took_s, begun_s, self._loop.time())
         if more or pause_s or took_s > _YIELD_S:
             self._wait(pause_s)
 
@@ -284,9 +328,9 @@ class Intake:
         self._paused = True
         self._socket.pause_reading()
         if pause_s:
-            self._loop.call_later(pause_s, self._work.share.wait, self)
+            self._loop.call_later(pause_s, self._share.wait, self)
         else:
-            self._work.share.wait(self)
+            self._share.wait(self)
 
 
 def _drop(_: bytes) -> bool:

@@ -58,11 +58,12 @@ class TransportOptions:
     max_unsent_bytes: int = 256 << 20
     """Of responses that callers don't read, of all connections."""
     max_resets: int = 1024
-    """Requests of a connection that its caller may reset while they are served, before it is
-    ended; `resets_per_s` are forgiven. A client that is stopped may reset all it has."""
+    """Requests that a caller may reset while they are served, on all its connections, before these
+    take no more, and on one, before it is ended; `resets_per_s` are forgiven. A client that is
+    stopped may reset all it has."""
     resets_per_s: float = 102.4
     loop_share: float = 0.5
-    """Of the event loop's time, for the frames of connections that take more than others."""
+    """Of the event loop's time, for the frames of callers that take more than others."""
     first_message_s: float = 30.0
     """Longest wait for the first message of an RPC. A phone that wakes up takes seconds for its
     first packet; whoever says nothing for longer isn't there, and its stream costs memory."""
@@ -104,7 +105,7 @@ class Bounds:
         """Bytes of requests, whole or not, that no handler has read yet."""
         self.unsent = Ledger(options.max_unsent_bytes, relief=_RELIEF)
         """Bytes of responses that wait until their callers read."""
-        self.work = WorkShare(options.loop_share)
+        self.work = WorkShare(options.loop_share, options.max_resets, options.resets_per_s)
         self.taken_bytes = 0
         """Received in this second."""
         self._many_ended = False

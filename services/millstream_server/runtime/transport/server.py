@@ -130,6 +130,7 @@ class H2Server(MethodTable):
 
     def _tick(self) -> None:
         self.bounds.tick()
+        self.bounds.work.forget(asyncio.get_running_loop().time())
         self._listener.give_memory_back()
         self._tick_some(list(self.connections))
 

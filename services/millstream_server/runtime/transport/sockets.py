@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import select
 import socket
 import stat
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ _TCP = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[^\s\[\]]+\]):(?P<port>\d{1,5})")
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what the settings' default says
 _UNIX = "unix:"
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
+_LEFT = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+"""A FIN or an RST has come, also behind what isn't read yet; Linux alone tells of a FIN."""
 _TRIES = 5
 """For port 0 with several addresses: the port that the first was given may be taken at the next."""
 
@@ -216,3 +219,13 @@ def names_in(der: bytes) -> Sequence[CertificateName]:
         *(CertificateName("uri", name) for name in uris),
         *(CertificateName("dns", name) for name in hosts),
     ]
+
+
+def has_left(transport: Any) -> bool:
+    """Return whether a connection's peer has closed it, whatever it sent before is still unread."""
+    own = transport.get_extra_info("socket")
+    if own is None or own.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(own.fileno(), _LEFT)
+    return bool(poll.poll(0))
