@@ -75,6 +75,29 @@ async def test_tokens_go_to_the_slot_they_are_for_in_order() -> None:
         assert link.view.in_flight == 2
 
 
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_large_frame_is_passed_on_in_pieces(*, several: bool) -> None:
+    """Others have their turns of the loop in between; ends come after all tokens."""
+    async with linked() as (worker, link):
+        sinks = [Sink() for _ in range(2500)]
+        for sink in sinks:
+            start(link, sink)
+        seen = list[int]()
+
+        def look() -> None:
+            seen.append(sum(bool(sink.token_ids) for sink in sinks))
+            if not sinks[0].ends:
+                asyncio.get_running_loop().call_soon(look)
+
+        counts = [2] * 2500 if several else []
+        ids = list(range(2500 * (1 + several)))
+        look()
+        worker.send(slots=range(2500), token_counts=counts, token_ids=ids, finishes=[finish(0)])
+        await until(lambda: bool(sinks[0].ends))
+        assert sorted({*seen} - {0}) == [1024, 2048, 2500]
+        assert [token for sink in sinks for token in sink.token_ids] == ids
+
+
 async def test_logprobs_go_with_their_tokens_when_a_slot_has_several_entries() -> None:
     async with linked() as (worker, link):
         a, b = Sink(), Sink()

@@ -37,6 +37,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
 from tests.support.processor.played_turn import (
     ALONE,
@@ -447,6 +448,57 @@ async def test_what_was_read_counts_no_more(text_model: TextModel) -> None:
     it.client.read()
     await _turns()
     assert unread.used == 0
+    it.turn.close()
+
+
+async def test_of_too_many_running_chats_that_nobody_reads_some_end(text_model: TextModel) -> None:
+    """They hold little memory; their tokens take the event loop's time."""
+    unread = UnreadOutput()
+    unread.late = Ledger(3, unread.late.shed)
+    chats = [_started(text_model, ALONE, parts=_parts(unread)) for _ in range(6)]
+
+    async def emit(number: int, tokens: int) -> None:
+        for _ in range(tokens):
+            chats[number].workers.sinks["decode"][0].emit([35])
+            await _turns()
+
+    for number, it in enumerate(chats[:5]):
+        it.client.reads = False
+        await emit(number, 120)
+    assert unread.late.used == 0
+    await emit(0, 20)
+    await emit(1, 20)
+    assert unread.late.used == 2
+    chats[0].client.read()
+    chats[1].workers.sinks["decode"][0].finish(DONE)
+    await _turns()
+    assert unread.late.used == 0, "one has read, one runs no more"
+    for number in (2, 3, 4, 5):
+        chats[number].client.reads = False
+        assert not any(it.client.failures for it in chats)
+        await emit(number, 140)
+    assert [len(it.client.failures) for it in chats] == [0, 0, 1, 0, 0, 0]
+    assert unread.late.used == 3
+    with pytest.raises(OverloadedError, match="too much output waits"):
+        chats[2].output.next()
+    for it in chats:
+        it.turn.close()
+    assert (unread.late.used, unread.used) == (0, 0)
+
+
+async def test_with_an_interval_output_waits_without_its_client_being_late(
+    text_model: TextModel,
+) -> None:
+    unread = UnreadOutput()
+    it = _started(text_model, ALONE, parts=_parts(unread), min_interval_s=10.0)
+    sink = it.workers.sinks["decode"][0]
+    sink.emit([35])
+    await _turns()
+    for _ in range(500):
+        sink.emit([35])
+    await _turns()
+    assert unread.used == 500 * 40
+    assert unread.late.used == 0
     it.turn.close()
 
 

@@ -25,6 +25,9 @@ _MAX_BATCH_TOKENS = 1 << 18
 """Most prompt tokens of one message, so that it stays far below a worker's limit of 32 MiB."""
 _MOST_FRAME_TOKENS = 1 << 19
 """Workers send 3 MiB at once, which are 315,000 tokens. So many take 0.3 s, and all else waits."""
+_ENTRIES_AT_ONCE = 1024
+"""Entries of a frame that are passed on in one turn of the event loop, in about 2 ms, as much as
+clients' bytes have: thousands of requests would leave no time for those, cancels included."""
 _LOGPROBS_AT_ONCE = 1024
 """Entries with logprobs that are read in one turn of the event loop, in 10 ms."""
 _MOST_LATE_TOKENS = 1 << 16
@@ -170,26 +173,37 @@ class GenerationStream(SlotStream[OpenGeneration]):
 
     def _receive(self, message: Any) -> Awaitable[None] | None:
         frame: generation_pb2.StepFrame = message.frame
-        if frame.logprobs:
-            return self._receive_with_logprobs(frame)
-        self._dispatch(frame)
-        return None
-
-    async def _receive_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
-        self._dispatch(frame, await self._columns(frame))
-
-    def _dispatch(
-        self, frame: generation_pb2.StepFrame, columns: dict[int, LogprobColumns] | None = None
-    ) -> None:
         found, entries = len(frame.token_ids), len(frame.slots)
         if entries > found or found > _MOST_FRAME_TOKENS:
             self._broken(f"sent {entries} entries and {found} tokens in a frame")
-        token_ids = frame.token_ids[:]  # a list: several times faster to read than the field
-        self._metrics.frame(len(token_ids))
-        if columns is not None:
-            self._dispatch_with_logprobs(frame, columns)
-        else:
-            self._dispatch_tokens(frame, token_ids)
+        self._metrics.frame(found)
+        if frame.logprobs:
+            return self._receive_with_logprobs(frame)
+        if entries > _ENTRIES_AT_ONCE:
+            return self._receive_large(frame)
+        # Lists are several times faster to read than the fields.
+        self._dispatch_tokens(frame.slots[:], self._token_counts(frame), frame.token_ids[:])
+        self._dispatch_ends(frame)
+        return None
+
+    async def _receive_large(self, frame: generation_pb2.StepFrame) -> None:
+        slots, counts, token_ids = frame.slots[:], self._token_counts(frame), frame.token_ids[:]
+        at = 0
+        for first in range(0, len(slots), _ENTRIES_AT_ONCE):
+            part = slice(first, first + _ENTRIES_AT_ONCE)
+            tokens = sum(counts[part]) if counts else len(slots[part])
+            self._dispatch_tokens(slots[part], counts[part], token_ids[at : at + tokens])
+            at += tokens
+            await asyncio.sleep(0)
+        if at != len(token_ids):
+            self._broken(f"sent {len(token_ids)} tokens in a frame that has {at}")
+        self._dispatch_ends(frame)
+
+    async def _receive_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
+        await self._dispatch_with_logprobs(frame, await self._columns(frame))
+        self._dispatch_ends(frame)
+
+    def _dispatch_ends(self, frame: generation_pb2.StepFrame) -> None:
         if frame.draining:
             self._connection.on_draining()
         # Converted first: if that raises, no slot must have been released.
@@ -204,11 +218,12 @@ class GenerationStream(SlotStream[OpenGeneration]):
         for failure in frame.errors:
             self._fail(failure.slot, _seen_from_here(error_from_proto(failure.error)))
 
-    def _dispatch_tokens(self, frame: generation_pb2.StepFrame, token_ids: list[int]) -> None:
+    def _dispatch_tokens(self, slots: list[int], counts: list[int], token_ids: list[int]) -> None:
+        """Pass tokens on; without ``counts`` each slot has one."""
         sinks = self.sinks
         left = self._left
-        if not frame.token_counts:
-            for slot, token in zip(frame.slots[:], token_ids, strict=True):
+        if not counts:
+            for slot, token in zip(slots, token_ids, strict=True):
                 left[slot] -= 1
                 if left[slot] >= 0:
                     sinks[slot].emit((token,))
@@ -216,7 +231,7 @@ class GenerationStream(SlotStream[OpenGeneration]):
                     self._over_budget(slot)
             return
         at = 0
-        for slot, count in zip(frame.slots[:], self._token_counts(frame), strict=True):
+        for slot, count in zip(slots, counts, strict=True):
             left[slot] -= count
             if left[slot] >= 0:
                 sinks[slot].emit(token_ids[at : at + count])
@@ -239,7 +254,7 @@ class GenerationStream(SlotStream[OpenGeneration]):
                 await asyncio.sleep(0)
         return columns
 
-    def _dispatch_with_logprobs(
+    async def _dispatch_with_logprobs(
         self, frame: generation_pb2.StepFrame, columns: dict[int, LogprobColumns]
     ) -> None:
         sinks = self.sinks
@@ -249,7 +264,9 @@ class GenerationStream(SlotStream[OpenGeneration]):
         for slot, count in zip(frame.slots[:], counts, strict=True):
             tokens.setdefault(slot, []).extend(token_ids[at : at + count])
             at += count
-        for slot, fresh in tokens.items():
+        for number, (slot, fresh) in enumerate(tokens.items(), 1):
+            if not number % _ENTRIES_AT_ONCE:
+                await asyncio.sleep(0)
             own = columns.get(slot, ())
             if own and len(own) != len(fresh):
                 self._broken(f"sent {len(fresh)} tokens and {len(own)} logprobs for slot {slot}")

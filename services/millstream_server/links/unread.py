@@ -14,6 +14,9 @@ from millstream_server.runtime.telemetry.log import get_log
 log = get_log(__name__)
 
 _RETRY_S = 1.0
+_MOST_LATE = 1024
+"""A proxy that stops for seconds has as many chats. Workers go on with them: each takes its part of
+the event loop's time with every step, until the client reads or leaves."""
 _TRIMMED_BYTES = 32 << 20
 """After so much, free memory is given back; less isn't worth the time."""
 _TRIM_AFTER_S = 2.0
@@ -33,10 +36,13 @@ class UnreadOutput(Ledger):
     A worker that has ended a request takes the next one, so output gathers as fast as the workers
     make it, as long as a client doesn't read. Above the bound a request fails: of the caller whose
     requests hold most, the one that holds most. Those who read hold next to nothing.
+
+    Running requests whose clients are late to read (`late`) are bounded by their number, too.
     """
 
     def __init__(self, max_bytes: int = 512 << 20) -> None:
         super().__init__(max_bytes, lambda request: request.overflowed())
+        self.late = Ledger(_MOST_LATE, lambda request: request.overflowed())
 
     def remove(self, request: Holder, nbytes: int = 1) -> None:
         super().remove(request, nbytes)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
     from millstream_server.runtime.errors import ServingError
 
+_LATE_BYTES = 5 << 10
+"""A client is late to read when so much waits, about 128 tokens: seconds of a chat."""
 _PERIOD_S = 0.02
 _BUSY = 0.75
 _IDLE = 0.6
@@ -69,6 +71,11 @@ class Pacer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         PACING_INTERVAL.set_function(float)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the process has had too much to do for some time, though turns send seldom."""
+        return 0 < self._max_interval_s <= self.interval_s
 
     def later(self, ready: Callable[[], None]) -> None:
         """Call ``ready`` when the interval since the last such calls is over, with all others."""
@@ -121,9 +128,9 @@ class TurnOutput:
     `links.unread.Gathering`.
     """
 
-    __slots__ = ("_call", "_choices", "_drops", "_interval_s", "_nbytes", "_pacer", "_sent_s",
-                 "_starting", "_timer", "_turn", "_unread", "caller_key", "gathers",
-                 "longest_interval_s", "over", "scheduled")  # fmt: skip
+    __slots__ = ("_call", "_choices", "_drops", "_interval_s", "_late", "_nbytes", "_pacer",
+                 "_sent_s", "_starting", "_timer", "_turn", "_uncounted", "_unread", "caller_key",
+                 "gathers", "longest_interval_s", "over", "scheduled")  # fmt: skip
 
     def begin(self, turn: Turn, call: OutputCall) -> None:
         """Send the output of ``turn`` on ``call``; nothing is sent yet."""
@@ -146,7 +153,8 @@ class TurnOutput:
         # What it holds for a client that doesn't read
         self._unread = turn.parts.unread
         self.gathers = False
-        self._nbytes = 0
+        self._nbytes = self._uncounted = 0
+        self._late = False
         self._drops = False
         """Too much has gathered, or nobody will read it: what still comes is dropped."""
 
@@ -212,6 +220,11 @@ class TurnOutput:
 
     def count(self, nbytes: int) -> None:
         """Count output that has come while the call can't be written."""
+        if self._late:  # in steps: to count a token takes longer than to keep it
+            self._uncounted += nbytes
+            if self._uncounted < _LATE_BYTES:
+                return
+            nbytes, self._uncounted = self._uncounted, 0
         if self._drops:
             self._drop()
             return
@@ -220,6 +233,22 @@ class TurnOutput:
         if nbytes:
             self._nbytes += nbytes
             self._unread.add(self, nbytes)
+            if self._nbytes > _LATE_BYTES and not self._late:
+                self._look_if_late()
+
+    def _look_if_late(self) -> None:
+        # With an interval output waits anyway; `add` may have ended it.
+        waited_s = asyncio.get_running_loop().time() - self._sent_s
+        runs = None in [choice.result for choice in self._choices]
+        if waited_s > 2 * self._interval_s and runs and not self._drops:
+            self._late, self._uncounted = True, 0
+            self._unread.late.add(self)
+
+    def ran(self) -> None:
+        """Note that no worker runs for it any more: from now on what waits costs memory only."""
+        if self._late:
+            self._late = False
+            self._unread.late.remove(self)
 
     def _recount(self) -> None:
         if self._nbytes:
@@ -227,6 +256,7 @@ class TurnOutput:
             self.count(0)
 
     def _stop_counting(self) -> None:
+        self.ran()
         nbytes, self._nbytes = self._nbytes, 0
         if nbytes:
             self._unread.remove(self, nbytes)
