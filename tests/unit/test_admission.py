@@ -485,6 +485,97 @@ def test_waits_are_recorded_by_priority() -> None:
     assert waits() - before == pytest.approx(3.0)
 
 
+# ---- callers
+
+
+def _by(queue: AdmissionQueue, callers: str, **request: Any) -> list[Admission]:
+    """Let a request of each caller enter, in this order."""
+    return [queue.enter(caller=caller, **request) for caller in callers]
+
+
+def test_callers_run_by_turns_within_a_priority() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    (running,) = _by(queue, "a")
+    waiting = _by(queue, "aaaaabbc") + _by(queue, "a", priority=HIGH)
+    ran: list[str] = []
+    for _ in range(9):
+        running.leave()
+        (running,) = [admission for admission in waiting if admission.runs]
+        waiting.remove(running)
+        ran.append(f"{running.caller} {running.priority.name}")
+    assert ran == ["a HIGH", *(f"{caller} NORMAL" for caller in "abcabaaa")]
+
+
+async def test_a_full_queue_refuses_the_caller_who_has_most_in_it() -> None:
+    queue = Machine(capacity=8).queue(max_queued=16)
+    flood = _by(queue, "f" * 24)
+    assert sum(admission.runs for admission in flood) == 8
+    with pytest.raises(OverloadedError, match=r"the queue is full \(16 waiting\)"):
+        _by(queue, "f")
+    sound = _by(queue, "ssssssss")  # as many as the other one then has
+    assert all(admission.waits for admission in sound)
+    assert [admission.waits for admission in flood[8:]] == [True] * 8 + [False] * 8
+    with pytest.raises(OverloadedError, match="of a caller who has fewer took this one's place"):
+        await flood[-1].admitted()
+    for callers in "sf":
+        with pytest.raises(OverloadedError):
+            _by(queue, callers)
+    (third,) = _by(queue, "t")
+    assert third.waits
+    assert not flood[15].waits
+
+
+def test_who_has_most_tokens_waiting_is_refused_if_those_are_too_many() -> None:
+    machine = Machine(capacity=0)
+    queue = machine.queue(max_queued=100, max_queued_tokens=1000)
+    machine.capacity = 1
+    running = _by(queue, "f")
+    small, large = _by(queue, "s" * 20, tokens=1), _by(queue, "fff", tokens=300)
+    new = _by(queue, "n", tokens=250)
+    assert [a.waits for a in (*running, *small, *large, *new)] == [False, *[True] * 22, False, True]
+
+
+async def test_the_caller_who_has_most_loses_nothing_to_lower_priorities() -> None:
+    queue = Machine(capacity=1).queue(max_queued=4)
+    flood = _by(queue, "fffff")
+    with pytest.raises(OverloadedError):
+        _by(queue, "s", priority=LOW)
+    assert all(admission.waits for admission in flood[1:])
+
+
+def test_a_deadline_counts_what_runs_before_by_turns() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    teach(queue, machine, held_s=1.0)
+    _by(queue, "f" * 21)
+    with pytest.raises(OverloadedError, match=r"would wait about 21\.0 s"):
+        _by(queue, "f", timeout_s=10.0)
+    (sound,) = _by(queue, "s", timeout_s=3.0)
+    assert sound.waits
+
+
+def test_a_caller_with_very_many_running_waits_while_the_process_is_full() -> None:
+    full = True
+    queue = AdmissionQueue("unit", QueueLimits(), lambda: 4096, is_full=lambda: full)
+    (alone,) = _by(queue, "f", units=1023)
+    more = _by(queue, "ff")
+    assert [admission.runs for admission in (alone, *more)] == [True] * 3, "no other caller is here"
+    sound = _by(queue, "ss")
+    held = _by(queue, "ff")
+    assert all(admission.runs for admission in sound)
+    assert all(admission.waits for admission in held)
+    assert all(admission.runs for admission in _by(queue, "st")), "others pass"
+    more[0].leave()
+    assert held[0].waits, "1,024 are left"
+    more[1].leave()
+    assert [admission.runs for admission in held] == [True, False]
+    full = False
+    sound[0].leave()
+    assert held[1].runs
+    assert queue.running == 1023 + 5
+
+
 # ---- anything in any order
 
 
@@ -519,12 +610,15 @@ class Anything(RuleBasedStateMachine):
         tokens=st.integers(1, 20),
         priority=st.sampled_from(Priority),
         timeout_s=st.none() | st.just(1.0),
+        caller=st.sampled_from("abc"),
     )
-    def comes(self, units: int, tokens: int, priority: Priority, timeout_s: float | None) -> None:
+    def comes(
+        self, units: int, tokens: int, priority: Priority, timeout_s: float | None, caller: str
+    ) -> None:
         def act() -> None:
             try:
                 admission = self.queue.enter(
-                    units, tokens=tokens, priority=priority, timeout_s=timeout_s
+                    units, tokens=tokens, priority=priority, timeout_s=timeout_s, caller=caller
                 )
             except OverloadedError:
                 return

@@ -22,7 +22,8 @@ async def test_requests_run_in_the_order_that_was_told(seed: int) -> None:
     told: dict[Admission, int] = {}
     positions = Positions(queue, lambda: 0)
     for _ in range(60):
-        admission = queue.enter(priority=rng.choice(list(Priority)))
+        priority, caller = rng.choice(list(Priority)), rng.choice("aaab")
+        admission = queue.enter(priority=priority, caller=caller)
         positions.follow(admission, partial(told.__setitem__, admission))
     await asyncio.sleep(0)
     expected = sorted(told, key=told.__getitem__)

@@ -1,8 +1,10 @@
 """Admission: which request runs now, which waits, which is refused.
 
 Capacity is counted in units: a request for n choices takes n. A request that fits runs at once;
-others wait, limited in number and in tokens. They are admitted by priority, then by arrival.
-A wide request at the head isn't overtaken by narrow ones behind it, or it could wait for ever.
+others wait, limited in number and in tokens. They are admitted by priority, then callers by turns.
+Above the limits lower priorities lose their last ones, then the caller who has most waiting of the
+same priority. A wide request at the head isn't overtaken by narrow ones behind it, or it could wait
+for ever.
 
 A request that has been overtaken by `MAX_OVERTAKEN` later ones in a row is next, whatever its
 priority. A priority that rises with time would be worse: after some time a long queue of low
@@ -23,7 +25,7 @@ import asyncio
 import enum
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from millstream_server.processor.waiting import Waiting
@@ -37,6 +39,9 @@ from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
 
+_MOST_OF_CALLER = 1024
+"""Units of one caller that run while the process is full and others' run, too: with as many it
+still makes messages of all tokens in time, and with more all callers wait for its event loop."""
 _UNKNOWN_DELAY_S = 1.0
 _ENOUGH = 8
 """Number of requests that must have ended before a wait is estimated."""
@@ -73,8 +78,8 @@ class Admission:
     has no effect. If it `waits`, await `admitted` once.
     """
 
-    __slots__ = ("_decided", "_error", "_leave", "_timeout_s", "number", "priority", "since_s",
-                 "state", "tokens", "units")  # fmt: skip
+    __slots__ = ("_decided", "_error", "_leave", "_timeout_s", "caller", "number", "priority",
+                 "since_s", "state", "tokens", "units")  # fmt: skip
 
     def __init__(
         self,
@@ -86,12 +91,14 @@ class Admission:
         tokens: int,
         priority: Priority,
         timeout_s: float | None,
+        caller: str,
     ) -> None:
         """Use `AdmissionQueue.enter` to make one; ``number`` is the order of arrival."""
         self.number = number
         self.units = units
         self.tokens = tokens
         self.priority = priority
+        self.caller = caller
         self.state = State.WAITING
         self.since_s = now_s
         """When it entered the current state."""
@@ -161,8 +168,12 @@ class AdmissionQueue:
         limits: QueueLimits,
         capacity: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        is_full: Callable[[], bool] = bool,
     ) -> None:
-        """``capacity`` returns how many units can run now; call `changed` after it has changed."""
+        """``capacity`` returns how many units can run now; call `changed` after it has changed.
+
+        ``is_full`` tells whether this process has too much to send.
+        """
         self.running = 0
         """Running units."""
         self.on_change: Callable[[], None] | None = None
@@ -170,7 +181,10 @@ class AdmissionQueue:
         self._limits = limits
         self._capacity = capacity
         self._clock = clock
-        self.waiting = Waiting()
+        self._is_full = is_full
+        self._running_of: dict[str, int] = {}
+        """Running units by caller."""
+        self.waiting = Waiting(self._is_held)
         self._arrivals = 0
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
@@ -203,8 +217,9 @@ class AdmissionQueue:
         tokens: int = 0,
         priority: Priority = Priority.NORMAL,
         timeout_s: float | None = None,
+        caller: str = "",
     ) -> Admission:
-        """Add a request, whose caller's deadline is in ``timeout_s``: it runs or waits.
+        """Add a request of ``caller``, whose deadline is in ``timeout_s``: it runs or waits.
 
         Raises:
             OverloadedError: the queue is full, or the wait would exceed the deadline.
@@ -218,13 +233,16 @@ class AdmissionQueue:
             tokens=tokens,
             priority=priority,
             timeout_s=timeout_s,
+            caller=caller,
         )
         self._arrivals += 1
         waiting = self.waiting
-        if (not waiting.count or waiting.may_be_passed(priority)) and self._fits(units):
+        passes = not waiting.count or waiting.may_be_passed(priority)
+        if passes and self._fits(units) and not self._is_held(caller):
             self._run(admission, now_s)
             return admission
-        self._check_deadline(units, priority, timeout_s)
+        if timeout_s is not None:
+            self._check_deadline(admission, timeout_s)
         self._make_space(admission)
         waiting.add(admission)
         self._tell()
@@ -234,7 +252,7 @@ class AdmissionQueue:
     def _leave(self, admission: Admission) -> None:
         now_s = self._clock()
         if admission.state is State.RUNNING:
-            self.running -= admission.units
+            self._count(admission.caller, -admission.units)
             self._held.end(admission.units, admission.since_s, now_s)
         elif admission.state is State.WAITING:
             self.waiting.remove(admission)
@@ -262,9 +280,20 @@ class AdmissionQueue:
         # One wider than the whole capacity runs alone.
         return self.running + units <= limit or (limit > 0 and not self.running)
 
+    def _is_held(self, caller: str) -> bool:
+        """Whether a caller has so much running that its requests wait while others' don't."""
+        own, callers = self._running_of.get(caller, 0), len(self._running_of)
+        return own >= _MOST_OF_CALLER and callers > 1 and self._is_full()
+
+    def _count(self, caller: str, units: int) -> None:
+        self.running += units
+        own = self._running_of[caller] = self._running_of.get(caller, 0) + units
+        if not own:
+            del self._running_of[caller]
+
     def _admit_next(self) -> None:
         while (admission := self.waiting.next()) and self._fits(admission.units):
-            self.waiting.remove(admission)
+            self.waiting.remove(admission, runs=True)
             self._run(admission, self._clock())
 
     def _run(self, admission: Admission, now_s: float) -> None:
@@ -274,7 +303,7 @@ class AdmissionQueue:
             self.waiting.overtaken = 0
         self._waits[admission.priority].observe(now_s - admission.since_s)
         admission.change(State.RUNNING, now_s)
-        self.running += admission.units
+        self._count(admission.caller, admission.units)
         self._held.begin(admission.units, now_s)
         self._tell()
 
@@ -295,30 +324,56 @@ class AdmissionQueue:
             )
 
     def _make_space(self, admission: Admission) -> None:
-        """Check that one more can wait; displace requests of lower priority if needed."""
+        """Check that one more can wait; displace others if needed."""
         limits = self._limits
         count, tokens = self.queued + 1, self.waiting.tokens + admission.tokens
-        lower = [
-            lane for priority, lane in self.waiting.lanes.items() if priority < admission.priority
-        ]
-        if count - sum(len(lane.waiting) for lane in lower) > limits.max_queued:
+        displaced, spare = list[Admission](), self._to_spare(admission)
+        while (count > limits.max_queued or tokens > limits.max_queued_tokens) and (
+            last := next(spare, None)
+        ):
+            displaced.append(last)
+            count, tokens = count - 1, tokens - last.tokens
+        if count > limits.max_queued:
             self._refuse("requests", f"the queue is full ({limits.max_queued} waiting)")
-        if tokens - sum(lane.tokens for lane in lower) > limits.max_queued_tokens:
+        if tokens > limits.max_queued_tokens:
             self._refuse(
                 "tokens",
                 f"this request's {admission.tokens} tokens and those of the waiting requests are "
                 f"more than {limits.max_queued_tokens}",
             )
-        for lane in reversed(lower):
-            while lane.waiting and (count > limits.max_queued or tokens > limits.max_queued_tokens):
-                last = lane.last
-                count, tokens = count - 1, tokens - last.tokens
-                metrics.ADMISSION_REFUSED.labels("displaced").inc()
-                last.fail(self._overload("requests of higher priority took this one's place"))
+        for last in displaced:
+            metrics.ADMISSION_REFUSED.labels("displaced").inc()
+            higher = last.priority < admission.priority
+            why = "of higher priority" if higher else "of a caller who has fewer"
+            last.fail(self._overload(f"a request {why} took this one's place in the full queue"))
 
-    def _check_deadline(self, units: int, priority: Priority, timeout_s: float | None) -> None:
-        wait_s = self.expected_wait_s(units, priority)
-        if timeout_s is not None and wait_s is not None and timeout_s < wait_s:
+    def _to_spare(self, new: Admission) -> Iterator[Admission]:
+        """Yield whose places a new one may take, the last ones first.
+
+        They are those of lower priorities, then of its own those of the caller who has most, as
+        long as that one keeps as much as the new one's caller gets.
+        """
+        for priority, lane in reversed(self.waiting.lanes.items()):
+            if priority < new.priority:
+                yield from reversed([*lane.in_order()])
+        waiting = self.waiting.lanes[new.priority].waiting
+        parts = {caller: sum(map(self._part, own.values())) for caller, own in waiting.items()}
+        most = max(parts, key=parts.__getitem__, default="")
+        wanted = parts.get(new.caller, 0) + self._part(new)
+        for last in reversed(waiting.get(most, {}).values()):
+            parts[most] -= self._part(last)
+            if parts[most] < wanted:
+                return
+            yield last
+
+    def _part(self, admission: Admission) -> int:
+        """Return its part of the queue, by number and by tokens alike."""
+        limits = self._limits
+        return limits.max_queued_tokens + admission.tokens * limits.max_queued
+
+    def _check_deadline(self, admission: Admission, timeout_s: float) -> None:
+        wait_s = self.expected_wait_s(admission.units, admission.priority, admission.caller)
+        if wait_s is not None and timeout_s < wait_s:
             self._refuse(
                 "deadline",
                 f"this request would wait about {wait_s:.1f} s to run, and its deadline is in "
@@ -334,9 +389,11 @@ class AdmissionQueue:
             f"the server is busy: {why}; retry later", retry_delay_s=self._delay_s()
         )
 
-    def expected_wait_s(self, units: int = 1, priority: Priority = Priority.NORMAL) -> float | None:
+    def expected_wait_s(
+        self, units: int = 1, priority: Priority = Priority.NORMAL, caller: str | None = None
+    ) -> float | None:
         """Estimate a new request's least wait in seconds; None without enough data."""
-        ahead = self.waiting.widths(priority)
+        ahead = self.waiting.widths(priority, caller)
         return self._held.wait_s(units, ahead, self.limit, self._clock())
 
     def _delay_s(self) -> float:

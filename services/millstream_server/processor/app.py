@@ -201,6 +201,7 @@ def _core(
         telemetry=FrontTelemetry(service.tracing),
         max_held_bytes=settings.max_open_bytes,
         redispatch=settings.redispatch,
+        is_full=lambda: pacer.is_full,
     )
     redispatch = Redispatcher(router.plan, front.running, front.repeated)
     return ProcessorCore(

@@ -42,6 +42,7 @@ from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.runtime.telemetry.tracing import reason_of
+from millstream_server.runtime.work.pool import CURRENT_KEY
 
 log = get_log(__name__)
 
@@ -65,8 +66,11 @@ class Front:
         telemetry: FrontTelemetry | None = None,
         max_held_bytes: int = MAX_HELD_BYTES,
         redispatch: bool = True,
+        is_full: Callable[[], bool] = bool,
     ) -> None:
         """Serve ``models`` on the workers that ``router`` picks; others if one is lost.
+
+        ``is_full``: see `AdmissionQueue`.
 
         Requests on slot streams, and answers that are put together, may take ``max_held_bytes``
         together. Messages of other RPCs count until the RPC ends (`runtime.rpc.limits`). A slot
@@ -83,6 +87,7 @@ class Front:
         self.limits = limits
         self.redispatch = redispatch
         self.repeated = RepeatedLosses()
+        self._is_full = is_full
         if redispatch:
             count_from_zero(models.names)
         self.telemetry = telemetry or FrontTelemetry()
@@ -131,7 +136,9 @@ class Front:
             self.meter.finished(failed=error.code in SERVER_FAULTS)
 
     def _queue(self, name: str) -> AdmissionQueue:
-        queue = AdmissionQueue(name, self.limits.queue, lambda: self.router.capacity(name))
+        queue = AdmissionQueue(
+            name, self.limits.queue, lambda: self.router.capacity(name), is_full=self._is_full
+        )
         self.router.watch(queue.changed)
         return queue
 
@@ -269,7 +276,7 @@ class FrontRequest:
             OverloadedError: the queue is full, or the wait would exceed its deadline.
         """
         admission = self._admission = self._front.queues[self.model].enter(
-            units, tokens=tokens, priority=priority, timeout_s=timeout_s
+            units, tokens=tokens, priority=priority, timeout_s=timeout_s, caller=CURRENT_KEY.get()
         )
         return admission
 

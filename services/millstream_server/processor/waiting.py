@@ -1,10 +1,14 @@
-"""The requests that wait to run: their order and their positions in it."""
+"""The requests that wait to run: their order and their positions in it.
+
+Within a priority callers take turns, a request each, so that who sends thousands holds up its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from millstream_server.runtime.priority import Priority
@@ -18,53 +22,75 @@ Tell = Callable[[int], None]
 
 
 class _Lane:
-    """The waiting admissions of one priority, in order of arrival."""
+    """The waiting admissions of one priority, callers by turns."""
 
     __slots__ = ("tokens", "units", "waiting", "widths")
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[int, Admission] = OrderedDict()
+        self.waiting: dict[str, dict[int, Admission]] = {}
+        """Of each caller in order of arrival; the caller who is next is the first."""
         self.widths: Counter[int] = Counter()
         self.units = 0
         self.tokens = 0
 
     def add(self, admission: Admission) -> None:
-        self.waiting[admission.number] = admission
+        self.waiting.setdefault(admission.caller, {})[admission.number] = admission
         self.widths[admission.units] += 1
         self.units += admission.units
         self.tokens += admission.tokens
 
-    def remove(self, admission: Admission) -> None:
-        del self.waiting[admission.number]
+    def remove(self, admission: Admission, *, runs: bool) -> None:
+        """Remove one; if it ``runs``, its caller had its turn."""
+        own = self.waiting[admission.caller]
+        del own[admission.number]
+        if runs or not own:
+            del self.waiting[admission.caller]
+            if own:
+                self.waiting[admission.caller] = own  # at the end
         self.widths[admission.units] -= 1
         self.units -= admission.units
         self.tokens -= admission.tokens
 
-    @property
-    def first(self) -> Admission:
-        return next(iter(self.waiting.values()))
+    def first(self, is_held: Callable[[str], bool]) -> Admission | None:
+        for caller, own in self.waiting.items():
+            if not is_held(caller):
+                return next(iter(own.values()))
+        return None
 
-    @property
-    def last(self) -> Admission:
-        return next(reversed(self.waiting.values()))
+    def in_order(self) -> Iterator[Admission]:
+        left = deque(iter(own.values()) for own in self.waiting.values())
+        while left:
+            own = left.popleft()
+            if (admission := next(own, None)) is not None:
+                yield admission
+                left.append(own)
+
+    def ahead_of(self, caller: str) -> Counter[int]:
+        """Return the widths of its own and as many of each other's: they run before a new one."""
+        turns, callers = len(self.waiting.get(caller, ())), self.waiting.values()
+        if len(callers) == bool(turns):
+            return self.widths
+        return Counter(each.units for own in callers for each in islice(own.values(), turns))
 
 
 class Waiting:
-    """The requests of one queue that wait, by priority, then by arrival."""
+    """The requests of one queue that wait, by priority, then callers by turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_held: Callable[[str], bool]) -> None:
+        """``is_held`` tells whether a caller's requests must wait while others' are next."""
+        self._is_held = is_held
         self.lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
         """Highest priority first."""
         self.count = 0
         self.overtaken = 0
-        """How often in a row a later request has run before an earlier one."""
+        """How often in a row a later request has run before an earlier one of another priority."""
 
     def add(self, admission: Admission) -> None:
         self.lanes[admission.priority].add(admission)
         self.count += 1
 
-    def remove(self, admission: Admission) -> None:
-        self.lanes[admission.priority].remove(admission)
+    def remove(self, admission: Admission, *, runs: bool = False) -> None:
+        self.lanes[admission.priority].remove(admission, runs=runs)
         self.count -= 1
 
     @property
@@ -76,9 +102,13 @@ class Waiting:
     def units(self) -> int:
         return sum(lane.units for lane in self.lanes.values())
 
-    def widths(self, priority: Priority) -> list[Counter[int]]:
-        """Return the widths in units of those that ``priority`` may not pass, by lane."""
-        return [lane.widths for p, lane in self.lanes.items() if p >= priority]
+    def widths(self, priority: Priority, caller: str | None) -> list[Counter[int]]:
+        """Return the widths in units, by lane, of those that run before a new one; None: all."""
+        return [
+            lane.widths if caller is None or p > priority else lane.ahead_of(caller)
+            for p, lane in self.lanes.items()
+            if p >= priority
+        ]
 
     def next(self) -> Admission | None:
         heads = self._heads()
@@ -94,23 +124,25 @@ class Waiting:
 
     def passed_by(self, admission: Admission) -> None:
         """Note that one runs, which doesn't wait any more or never did."""
-        overtakes = any(head.number < admission.number for head in self._heads())
+        others = (head for head in self._heads() if head.priority is not admission.priority)
+        overtakes = any(head.number < admission.number for head in others)
         self.overtaken = self.overtaken + 1 if overtakes else 0
 
     def _heads(self) -> list[Admission]:
         """Return each priority's first, highest priority first."""
-        return [lane.first for lane in self.lanes.values() if lane.waiting]
+        heads = (lane.first(self._is_held) for lane in self.lanes.values() if lane.waiting)
+        return [head for head in heads if head is not None]
 
     def in_order(self) -> Iterator[Admission]:
         """Yield them in the order in which they will run, if no other comes."""
         overtaken = self.overtaken
-        left = [deque(lane.waiting.values()) for lane in self.lanes.values() if lane.waiting]
+        left = [deque(lane.in_order()) for lane in self.lanes.values() if lane.waiting]
         while left:
             late = overtaken >= MAX_OVERTAKEN
             lane = min(left, key=lambda lane: lane[0].number) if late else left[0]
             admission = lane.popleft()
-            left = [lane for lane in left if lane]
-            overtakes = any(lane[0].number < admission.number for lane in left)
+            left = [each for each in left if each]
+            overtakes = any(e[0].number < admission.number for e in left if e is not lane)
             overtaken = overtaken + 1 if overtakes else 0
             yield admission
 

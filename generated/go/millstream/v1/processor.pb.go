@@ -21,9 +21,10 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// RequestPriority is the order in which a model's requests wait for capacity. Within a priority it is first
-// come, first served. No priority starves: of eight requests admitted, at least one is the one that has
-// waited longest. When the queue is full, a request displaces the latest of a lower priority, which
+// RequestPriority is the order in which a model's requests wait for capacity. Within a priority callers take
+// turns, a request each, in the order in which they sent them. No priority starves: of eight requests admitted,
+// at least one is of the priority whose next request came first. When the queue is full, a request displaces
+// the latest of a lower priority, else of the caller who has most waiting of its own priority. That one
 // ends with RESOURCE_EXHAUSTED (OVERLOADED), as if it had been refused on arrival. Running requests
 // are never displaced.
 type RequestPriority int32
