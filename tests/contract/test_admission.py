@@ -405,10 +405,10 @@ async def test_a_turn_whose_template_is_rendered_when_a_shutdown_begins_is_answe
     async with crowded(text_model) as (two, _):
         render, begun, go_on = two.core.prompts.of_chat, asyncio.Event(), asyncio.Event()
 
-        async def slow(*arguments: Any) -> Any:
+        async def slow(*arguments: Any, **more: Any) -> Any:
             begun.set()
             await go_on.wait()
-            return await render(*arguments)
+            return await render(*arguments, **more)
 
         monkeypatch.setattr(two.core.prompts, "of_chat", slow)
         asked = asyncio.ensure_future(chat(two.stub, "hi", opts=options(3)))
