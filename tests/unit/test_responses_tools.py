@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from millstream_server.processor.http.responses import tools
 from millstream_server.processor.http.responses.tools import CustomInput, told_name
 
 _TEXT = 'a "b"\\n\\\n\té\U0001f600\U0001f600 }'
@@ -44,11 +45,28 @@ def test_a_piece_is_returned_when_it_comes() -> None:
         ('{"input": 3}', '{"input": 3}'),
         ("{}", "{}"),
         ('{"input": "cut', "cut"),
+        (" " * 600 + '{"input": "late"}', "late"),
+        ('{"input": "a", "more": "b"}', "a"),
         ('{"input": "half \\ud83d, a pair"}', "half �, a pair"),
     ],
 )
 def test_other_arguments_than_the_one_text(arguments: str, text: str) -> None:
     assert read(arguments, [1]) == text
+
+
+def test_blanks_before_the_text_are_read_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_chars = 0
+
+    class Counting:
+        def match(self, text: str) -> None:
+            nonlocal read_chars
+            read_chars += len(text)
+
+    monkeypatch.setattr(tools, "_BEGIN", Counting())
+    given = CustomInput()
+    for _ in range(10_000):
+        given.push(" ")
+    assert read_chars < 100_000
 
 
 def test_a_name_has_its_namespace_and_is_short_enough() -> None:

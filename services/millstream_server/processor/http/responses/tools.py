@@ -211,6 +211,8 @@ def _shown(tool: schema.Tool) -> dict[str, Any]:
 
 _BEGIN = re.compile(rf'\s*\{{\s*"{_ARGUMENT}"\s*:\s*"')
 _CHARS = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
+_LONGEST_BEGIN = 256
+"""If more has come, the text isn't looked for any more: `finish` reads all at once."""
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
@@ -224,23 +226,29 @@ class CustomInput:
 
     def __init__(self) -> None:
         """Nothing has come yet."""
-        self._json = ""
-        """All that has come; empty once the text has begun."""
+        self._json: list[str] = []
+        """What has come before the text has begun."""
         self._held = ""
         """What can't be read without what follows."""
-        self._begun = False
+        self._begun = self._ended = False
 
     def push(self, piece: str) -> str:
         """Return the new text."""
+        if self._ended:
+            return ""
+        if not self._begun:
+            self._json.append(piece)
+            if len(self._held) > _LONGEST_BEGIN:
+                return ""
         self._held += piece
         if not self._begun:
-            self._json = self._held
             begin = _BEGIN.match(self._held)
             if begin is None:
                 return ""
             self._begun, self._held = True, self._held[begin.end() :]
         found = _CHARS.match(self._held)
         chars = found[0] if found else ""
+        self._ended = self._held.startswith('"', len(chars))
         if (cut := _CUT_PAIR.search(chars)) is not None:
             chars = chars[: cut.start()]
         self._held = self._held[len(chars) :]
@@ -250,10 +258,11 @@ class CustomInput:
         """Return the rest. Arguments that aren't what the tool takes are its text as they are."""
         if self._begun:
             return ""
+        written = "".join(self._json)
         try:
-            (value,) = msgspec.json.decode(self._json, type=dict[str, str]).values()
+            (value,) = msgspec.json.decode(written, type=dict[str, str]).values()
         except (msgspec.DecodeError, ValueError):
-            return self._json
+            return written
         return value
 
 
