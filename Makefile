@@ -125,8 +125,8 @@ types: setup ## mypy --strict
 bench: setup ## what a token costs, as a table
 	@$(BIN)/python -m tests.benchmarks.stream
 
-bench-long: setup ## what holds for minutes: soak, cancelled streams, restarts, faults of real workers, requests of all shapes, fuzz, hostile callers, telemetry (an hour)
-	@for name in soak cancelled_streams rolling_restart faults engine_fuzz fuzz wire_fuzz http1_fuzz openapi_fuzz hostile simulation parser_splits required_calls tool_loops telemetry_cost; do \
+bench-long: setup ## what holds for minutes: soak, cancelled streams, restarts, faults of real workers, requests of all shapes, fuzz, hostile callers, costs of readers, telemetry (two hours)
+	@for name in soak cancelled_streams rolling_restart faults engine_fuzz fuzz wire_fuzz http1_fuzz openapi_fuzz hostile simulation parser_splits cost_fuzz required_calls tool_loops telemetry_cost; do \
 	  $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 lock: ## resolve requirements/*.in anew and write requirements/*.lock
