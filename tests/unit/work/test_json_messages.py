@@ -21,7 +21,8 @@ def many(part: bytes, count: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("part", "count"), [(b"{}", MAX_PARTS), (b'{"content":[{"text":"a"}]}', MAX_PARTS // 4)]
+    ("part", "count"),
+    [(b"{}", MAX_PARTS), (b"[]", MAX_PARTS), (b'{"content":[{"text":"a"}]}', MAX_PARTS // 4)],
 )
 def test_parts_are_counted_before_they_become_messages(
     part: bytes, count: int, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,8 @@ class _Objects:
 
     def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         self._parts += 1 + len(pairs)
+        # The library takes an empty list for an empty message.
+        self._parts += sum([v.count([]) for _, v in pairs if type(v) is list])
         if self._parts > MAX_PARTS:
             raise InvalidRequestError(f"the message has more than {MAX_PARTS} objects and fields")
         found = {name: _Long(v) if type(v) is list else v for name, v in pairs}
