@@ -146,7 +146,8 @@ class Climb:
         if not math.isfinite(load):
             return
         kept = self._elite.setdefault(kind, [])
-        score = round(load / (0.01 + len(text) / self.reader.sizes[-1]) ** 0.2, 2)
+        score = load / (0.01 + len(text) / self.reader.sizes[-1]) ** 0.2
+        score = round(math.log2(max(score, 1e-9)), 1)
         if len(kept) < _KEPT or score > kept[-1][0]:
             kept.append((score, tree))
             kept.sort(key=lambda each: -each[0])
