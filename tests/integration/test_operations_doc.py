@@ -143,7 +143,7 @@ _SAYS = {
         ),
         r"google.rpc.ErrorInfo[^}]+CgpPVkVSTE9BREVEEg1taWxsc3RyZWFtLmlvGhEKCXJldHJ5YWJsZRIEdHJ1ZQ",
         r"google.rpc.RetryInfo",
-        r'"message": "the server is busy: requests of higher priority took this one\'s place',
+        r'"message": "the server is busy: a request of higher priority took this one\'s place',
         r"FINISH_REASON_LENGTH",
         r'millstream_admission_refused_total\{cause="requests"\} 1.0',
         r'millstream_admission_refused_total\{cause="displaced"\} 1.0',

@@ -54,6 +54,7 @@ _OUTCOMES = (*(way.value.lower() for way in Way), "refused", "no_worker", "repea
 def count_from_zero(models: Iterable[str]) -> None:
     """Make the series of every outcome: a rate needs the zero before the first loss."""
     for model in models:
+        REPEATED_LOSSES_REFUSED.labels(model)
         for outcome in _OUTCOMES:
             REDISPATCHES.labels(model, outcome)
 

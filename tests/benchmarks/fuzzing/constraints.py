@@ -268,9 +268,11 @@ _REGEX = Grammar(
     }
 )
 
-_SHAPES = Bound(calls=150, us=40, memory=400)
+_MADE = 16 << 20
+"""A grammar has 16,384 parts at most, whatever it is made of: that is the bound, not the input."""
+_SHAPES = Bound(calls=150, us=40, memory=400, base_memory=_MADE)
 """Their inputs have 64 KiB at most."""
-_LARK = Bound(calls=130, us=20, memory=400, base_s=0.5, base_calls=1_000_000)
+_LARK = Bound(calls=130, us=20, memory=400, base_s=0.5, base_calls=1_000_000, base_memory=_MADE)
 """A grammar of a hundred bytes may stand for a pattern of 32,768 characters, 4 us each."""
 CONSTRAINT_READERS: tuple[Reader, ...] = (
     Reader(
@@ -286,7 +288,7 @@ CONSTRAINT_READERS: tuple[Reader, ...] = (
         of="answer_grammar.py, formats/argument_schema.py",
         make=refusing(_strict_tool),
         grammar=_schemas(_CONSTRAINED),
-        bound=Bound(calls=150, us=40, memory=400),
+        bound=_SHAPES,
         sizes=(256, 4 << 10, 32 << 10),
     ),
     Reader(

@@ -43,7 +43,7 @@ _COUNTED_S = 0.25
 _RECHECKS = 4
 _OURS = "millstream_server"
 _FRAME = re.compile(r'File "[^"]*/(?:millstream_server/)?([^"/]*/[^"/]+)", line (\d+) in (\S+)')
-_BASE_MEMORY, _BASE_RESIDENT = 256 << 10, 8 << 20
+_BASE_RESIDENT = 8 << 20
 """What may be taken for any input."""
 
 
@@ -64,6 +64,7 @@ class Bound:
     base_s: float = 5e-3
     """Of any input; by default one piece of the event loop."""
     base_calls: int = 20_000
+    base_memory: int = 256 << 10
     exponent: float = 1.3
     """How cost grows with size: 1 is linear, 2 quadratic."""
 
@@ -90,7 +91,8 @@ class Cost:
             "CPU": self.cpu_s / (bound.us * 1e-6 * self.size + bound.base_s),
             "CPU in all": self.cpu_s / bound.total_s,
             "memory": max(
-                self.memory / (memory + _BASE_MEMORY), self.resident / (memory + _BASE_RESIDENT)
+                self.memory / (memory + bound.base_memory),
+                self.resident / (memory + _BASE_RESIDENT),
             ),
         }
 
