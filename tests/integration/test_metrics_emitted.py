@@ -67,6 +67,7 @@ NEEDS_A_FAULT = {
     "millstream_discovery_failures_total",
     "millstream_discovery_source_failing",
     "millstream_redispatches_total",
+    "millstream_repeated_losses_refused_total",
 }
 """tests/unit/discovery/test_sources.py and tests/contract/test_redispatch.py have them."""
 SGLANG_ONLY = {"sglang:cache_config_info"}
