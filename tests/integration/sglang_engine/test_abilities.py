@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -158,3 +159,30 @@ class TestAble:
         # The last test of its class: the engine does not come back.
         _scheduler, detokenizer = (await able.inspect())["pids"]
         await dies(able, lambda: os.kill(detokenizer, signal.SIGKILL))
+
+
+def _large(count: int) -> Constraint:
+    """Return a schema that takes the compiler seconds: of each pair of properties it has a rule."""
+    properties = {f"property_{number}": {"type": "string"} for number in range(count)}
+    source = json.dumps({"type": "object", "properties": properties})
+    return Constraint(ConstraintKind.JSON_SCHEMA, source)
+
+
+async def test_a_grammar_that_compiles_too_long_fails_alone(model: Path, tmp_path: Path) -> None:
+    engine = await EngineProcess.launch(
+        tmp_path / "log", model_path=str(model), engine_tokenizer=True, grammar_timeout_s=0.5
+    )
+    try:
+        await engine.ready()
+        for _ in range(2):  # the second time SGLang has it in its cache
+            late = engine.submit(generation(prompt(20), constraint=_large(1300)))
+            assert (await answer(engine, generation(prompt(20)))).token_ids
+            with pytest.raises(InvalidRequestError, match="--grammar-timeout-s"):
+                await result(late)
+            assert late.token_ids == []
+        scheduler, _detokenizer = (await engine.inspect())["pids"]
+        stats = [each.read_text() for each in Path(f"/proc/{scheduler}/task").glob("*/stat")]
+        nice = [int(stat.rpartition(")")[2].split()[16]) for stat in stats]
+        assert 19 in nice  # it still compiles, on cores that nobody else wants
+    finally:
+        await engine.close()

@@ -46,6 +46,9 @@ class SglangSettings:
     engine_tokenizer: bool = setting(
         default=False, help="give the engine a tokenizer: enables min_new_tokens and constraints"
     )
+    grammar_timeout_s: float = setting(
+        30.0, help="sglang: a request fails whose grammar compiles longer"
+    )
     kv_events_port: int = setting(
         0,
         help="where data-parallel ranks of other machines send KV events: the first of so many "
@@ -126,6 +129,7 @@ def engine_config(own: SglangSettings, context: EngineContext) -> SglangEngineCo
         transfer_backend=given.pop("disaggregation_transfer_backend", "nixl"),
         deterministic=given.pop("enable_deterministic_inference", False),
         engine_tokenizer=own.engine_tokenizer,
+        grammar_timeout_s=own.grammar_timeout_s,
         otlp_endpoint=context.otlp_endpoint,
         ability=_dllm(context, common),
         memory_saver=given.pop("enable_memory_saver", False),

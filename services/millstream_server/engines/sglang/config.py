@@ -58,6 +58,8 @@ class SglangEngineConfig(EngineConfig):
     """Batch-invariant kernels: slower, but enables a request's seed (`Ability.SEED`)."""
     engine_tokenizer: bool = False
     """Give SGLang the tokenizer: needed for `MIN_NEW_TOKENS` and `CONSTRAINTS`."""
+    grammar_timeout_s: float = 30.0
+    """A grammar that compiles longer fails its request."""
     metrics: bool = True
     """Export SGLang's own metrics (`engines.sglang.metrics`)."""
     multimodal: bool | None = None
@@ -156,6 +158,7 @@ def engine_arguments(
     return {**defaults, **managed, **config.extra}
 
 
+_GRAMMAR_POLL_S = 0.005
 _MOST_BLANKS = 16
 """In a row, between two parts of JSON that fits a schema: enough for indented JSON."""
 
@@ -256,6 +259,11 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         # precision to NaN; and where a grammar allows no token, or only those that min_new_tokens
         # forbids, all logits are -inf, and so their softmax NaN.
         environment["SGLANG_SANITIZE_NAN_LOGITS"] = "1"
+    if config.engine_tokenizer:
+        # Their product is the time (`grammars/on_path/`); without that plugin, polls are counted.
+        polls = max(1, math.ceil(config.grammar_timeout_s / _GRAMMAR_POLL_S))
+        environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = str(_GRAMMAR_POLL_S)
+        environment["SGLANG_GRAMMAR_MAX_POLL_ITERATIONS"] = str(polls)
     if config.role is Role.DIFFUSION:
         environment.update(dllm.ENVIRONMENT)
     if not config.role.hands_off:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -42,6 +43,8 @@ _QUEUE_WORDS = ("queue is full", "queue full")
 _GRAMMAR_WORDS = ("grammar", "json_schema", "json schema", "regex", "ebnf", "structural_tag")
 _LENGTH_WORDS = ("longer than", "context length", "maximum allowed length", "exceeds")
 _GRAMMAR_STUCK = "grammar accept_token failed"
+_GRAMMAR_LATE = re.compile("(failed to compile [a-z_]+ grammar: )?grammar preprocessing timed out")
+"""The second time it is in SGLang's cache."""
 
 
 def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, object]:
@@ -281,6 +284,12 @@ def translate_failure(text: str, status_code: int) -> ServingError:
 
 
 def _translate_refusal(words: str) -> InvalidRequestError:
+    if _GRAMMAR_LATE.match(words):
+        return InvalidRequestError.of(
+            "sampling.constraint",
+            "the engine compiled this grammar for longer than --grammar-timeout-s of its worker "
+            "allows; a smaller one may do",
+        )
     if any(word in words for word in _GRAMMAR_WORDS):
         return InvalidRequestError.of(
             "sampling.constraint", "the engine cannot compile this grammar"

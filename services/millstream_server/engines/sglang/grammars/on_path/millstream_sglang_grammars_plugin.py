@@ -1,0 +1,59 @@
+# ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
+"""SGLang plugin (entry-point group ``sglang.srt.plugins``): a compiling grammar holds nobody up.
+
+SGLang counts a grammar's time in polls of its scheduler, one a step, of which each takes up to
+`SGLANG_GRAMMAR_POLL_INTERVAL`: a step that is longer makes the time longer, and each poll makes the
+step of all others longer. Here the clock counts, polls are short, and the threads that compile,
+with those that xgrammar starts from them, get the cores that nobody else wants.
+
+It does nothing in an SGLang that isn't the one it was written for (`DIGESTS`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import os
+import pkgutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+_READY = "sglang.srt.constrained.grammar_manager.GrammarManager.get_ready_grammar_requests"
+_BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__init__"
+DIGESTS = {_READY: "6681f35d2313", _BACKEND: "3cbfdbe2e800"}
+"""First digits of SHA-256 of the sources in SGLang 0.5.23."""
+_POLL_S = 0.0005
+_LOWEST = 19
+
+
+def register() -> None:
+    """Hook SGLang's methods, if they are those that are known."""
+    for name, digest in DIGESTS.items():
+        source = inspect.getsource(inspect.unwrap(pkgutil.resolve_name(name)))
+        if not hashlib.sha256(source.encode()).hexdigest().startswith(digest):
+            logging.getLogger("sglang.millstream_grammars").info("SGLang has another %s", name)
+            return
+    HookRegistry.register(_READY, _count_seconds, HookType.BEFORE)
+    HookRegistry.register(_BACKEND, _compile_last, HookType.AFTER)
+
+
+def _count_seconds(manager: Any) -> None:
+    """Let a grammar fail at this poll if its time is up, else not by a number of polls."""
+    polls, now_s = manager.SGLANG_GRAMMAR_MAX_POLL_ITERATIONS, time.monotonic()
+    if not hasattr(manager, "millstream_timeout_s"):
+        manager.millstream_timeout_s = polls * manager.SGLANG_GRAMMAR_POLL_INTERVAL
+        manager.SGLANG_GRAMMAR_POLL_INTERVAL = _POLL_S
+    for req in manager.grammar_queue:
+        if not hasattr(req, "millstream_late_s"):
+            req.millstream_late_s = now_s + manager.millstream_timeout_s
+        req.grammar_wait_ct = polls if now_s >= req.millstream_late_s else 0
+
+
+def _compile_last(_none: None, backend: Any) -> None:
+    backend.executor = ThreadPoolExecutor(
+        initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _LOWEST)
+    )
