@@ -151,6 +151,12 @@ def test_an_engine_with_grammars_survives_one_that_allows_no_token(role: Role) -
     assert environment["SGLANG_SANITIZE_NAN_LOGITS"] == "1"
 
 
+def test_the_time_of_grammars_reaches_sglang() -> None:
+    environment = engine_environment(_config(engine_tokenizer=True, grammar_timeout_s=12.5))
+    polls = int(environment["SGLANG_GRAMMAR_MAX_POLL_ITERATIONS"])
+    assert polls * float(environment["SGLANG_GRAMMAR_POLL_INTERVAL"]) == pytest.approx(12.5)
+
+
 def test_abilities_follow_the_settings() -> None:
     always = {Ability.LOGIT_BIAS, Ability.PROMPT_LOGPROBS}
     assert _config().abilities() == always

@@ -333,6 +333,16 @@ def test_failures_by_class_without_the_vendors_text(
     assert [violation.field for violation in error.violations] == ([field] if field else [])
 
 
+@pytest.mark.parametrize("before", ["", "Failed to compile full_assistant_ebnf grammar: "])
+def test_a_grammar_that_compiles_too_long_is_refused_with_the_settings_name(before: str) -> None:
+    text = f"{before}Grammar preprocessing timed out: req.grammar_key=('json', '{_PRIVATE}')"
+    error = translate_failure(text, 400)
+    assert type(error) is InvalidRequestError
+    assert error.violations[0].field == "sampling.constraint"
+    assert "--grammar-timeout-s" in error.message
+    assert _PRIVATE not in error.message
+
+
 class _HttpError(Exception):
     """As fastapi.HTTPException: what SGLang raises."""
 

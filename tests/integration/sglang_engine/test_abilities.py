@@ -168,6 +168,12 @@ def _large(count: int) -> Constraint:
     return Constraint(ConstraintKind.JSON_SCHEMA, source)
 
 
+def _niceness(pid: int) -> set[int]:
+    """Return that of a process's threads."""
+    stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
+
+
 async def test_a_grammar_that_compiles_too_long_fails_alone(model: Path, tmp_path: Path) -> None:
     engine = await EngineProcess.launch(
         tmp_path / "log", model_path=str(model), engine_tokenizer=True, grammar_timeout_s=0.5
@@ -181,8 +187,6 @@ async def test_a_grammar_that_compiles_too_long_fails_alone(model: Path, tmp_pat
                 await result(late)
             assert late.token_ids == []
         scheduler, _detokenizer = (await engine.inspect())["pids"]
-        stats = [each.read_text() for each in Path(f"/proc/{scheduler}/task").glob("*/stat")]
-        nice = [int(stat.rpartition(")")[2].split()[16]) for stat in stats]
-        assert 19 in nice  # it still compiles, on cores that nobody else wants
+        assert 10 in _niceness(scheduler)  # it still compiles, and leaves the cores to others
     finally:
         await engine.close()

@@ -1,12 +1,10 @@
 # ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
 """SGLang plugin (entry-point group ``sglang.srt.plugins``): a compiling grammar holds nobody up.
 
-SGLang counts a grammar's time in polls of its scheduler, one a step, of which each takes up to
-`SGLANG_GRAMMAR_POLL_INTERVAL`: a step that is longer makes the time longer, and each poll makes the
-step of all others longer. Here the clock counts, polls are short, and the threads that compile,
-with those that xgrammar starts from them, get the cores that nobody else wants.
-
-It does nothing in an SGLang that isn't the one it was written for (`DIGESTS`).
+SGLang counts a grammar's time in polls of its scheduler, one a step; each makes the step of all
+others up to 5 ms longer. Here the clock counts, and polls are short. What compiles, xgrammar's own
+threads too, leaves the cores to others, and short grammars don't wait for long ones. It does
+nothing in an SGLang that isn't the one it was written for (`DIGESTS`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ _BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__ini
 DIGESTS = {_READY: "6681f35d2313", _BACKEND: "3cbfdbe2e800"}
 """First digits of SHA-256 of the sources in SGLang 0.5.23."""
 _POLL_S = 0.0005
-_LOWEST = 19
+_NICENESS = 10
+_LONG_CHARS = 16 << 10
 
 
 def register() -> None:
@@ -53,7 +52,18 @@ def _count_seconds(manager: Any) -> None:
         req.grammar_wait_ct = polls if now_s >= req.millstream_late_s else 0
 
 
+class _Executor(ThreadPoolExecutor):
+    """Compiles, long grammars in threads of their own."""
+
+    def __init__(self, long: ThreadPoolExecutor | None = None) -> None:
+        super().__init__(initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _NICENESS))
+        self._long = long
+
+    def submit(self, work: Any, key: tuple[str, str], *rest: Any) -> Any:
+        if self._long is not None and len(key[1]) > _LONG_CHARS:
+            return self._long.submit(work, key, *rest)
+        return super().submit(work, key, *rest)
+
+
 def _compile_last(_none: None, backend: Any) -> None:
-    backend.executor = ThreadPoolExecutor(
-        initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _LOWEST)
-    )
+    backend.executor = _Executor(_Executor())
