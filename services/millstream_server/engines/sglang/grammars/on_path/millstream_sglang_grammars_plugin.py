@@ -52,18 +52,16 @@ def _count_seconds(manager: Any) -> None:
         req.grammar_wait_ct = polls if now_s >= req.millstream_late_s else 0
 
 
-class _Executor(ThreadPoolExecutor):
-    """Compiles, long grammars in threads of their own."""
+class _Executor:
+    """Compiles short grammars in some threads, long ones in others."""
 
-    def __init__(self, long: ThreadPoolExecutor | None = None) -> None:
-        super().__init__(initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _NICENESS))
-        self._long = long
+    def __init__(self) -> None:
+        last = (os.PRIO_PROCESS, 0, _NICENESS)
+        self._pools = [ThreadPoolExecutor(None, "", os.setpriority, last) for _ in range(2)]
 
     def submit(self, work: Any, key: tuple[str, str], *rest: Any) -> Any:
-        if self._long is not None and len(key[1]) > _LONG_CHARS:
-            return self._long.submit(work, key, *rest)
-        return super().submit(work, key, *rest)
+        return self._pools[len(key[1]) > _LONG_CHARS].submit(work, key, *rest)
 
 
 def _compile_last(_none: None, backend: Any) -> None:
-    backend.executor = _Executor(_Executor())
+    backend.executor = _Executor()
