@@ -187,6 +187,6 @@ async def test_a_grammar_that_compiles_too_long_fails_alone(model: Path, tmp_pat
                 await result(late)
             assert late.token_ids == []
         scheduler, _detokenizer = (await engine.inspect())["pids"]
-        assert 10 in _niceness(scheduler)  # it still compiles, and leaves the cores to others
+        assert 19 in _niceness(scheduler)  # it still compiles, and leaves the cores to others
     finally:
         await engine.close()
