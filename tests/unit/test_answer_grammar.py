@@ -22,6 +22,7 @@ from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 from tests.support.processor.chats import message, options, start, tool_results
 from tests.support.walks import Tag
 
@@ -45,6 +46,7 @@ BY_SCHEMA = options(constraint=sampling_pb2.Constraint(json_schema=json.dumps(CI
 TAG = json.dumps({"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}})
 BY_TAG = options(constraint=sampling_pb2.Constraint(structural_tag=TAG))
 THINKING = "<think>\n"
+POOL = WorkPool(PoolLimits())
 
 
 def _budget(tokens: int) -> processor_pb2.ReasoningOptions:
@@ -61,11 +63,11 @@ async def _constraint(
 ) -> Constraint | None:
     """Return the constraint of an answer to a start or, behind it, to a tool's result."""
     conversation = Conversation(lambda: Uploads(MediaBudget(0), 0), OpenWork())
-    begin(conversation, start("hi", output=EVENTS, **fields).start)
+    await begin(conversation, start("hi", output=EVENTS, **fields).start, POOL)
     said = await conversation.next_turn()
     if results:
         conversation.ended(ChatMessage(ChatRole.ASSISTANT, ""), ())
-        take_request(conversation, tool_results(message("!", chat_pb2.CHAT_ROLE_TOOL)))
+        await take_request(conversation, tool_results(message("!", chat_pb2.CHAT_ROLE_TOOL)), POOL)
         said = await conversation.next_turn()
     how = AnswerFormat(form=FORMATS[form], reason="", hidden={})
     reading = reading_of(how, conversation.told_tools, prompt, one_call=False)

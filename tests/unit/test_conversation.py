@@ -22,7 +22,12 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.runtime.rpc.served_call import CallOverError
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 from tests.support.processor.chats import CANCEL, message, start, tool_results, user_turn
+
+POOL = WorkPool(PoolLimits())
+"""Its threads are never started: nothing here is long."""
 
 
 class Generation:
@@ -51,7 +56,7 @@ def _no_uploads() -> Uploads:
 async def _begun(work: OpenWork | None = None) -> Conversation:
     """A conversation whose first turn was taken and is prepared."""
     conversation = Conversation(_no_uploads, work or OpenWork())
-    begin(conversation, start("first").start)
+    await begin(conversation, start("first").start, POOL)
     assert await conversation.next_turn() is not None
     return conversation
 
@@ -59,7 +64,7 @@ async def _begun(work: OpenWork | None = None) -> Conversation:
 async def _say(conversation: Conversation, *requests: processor_pb2.ChatRequest) -> None:
     """Give it messages before any other task runs, as when they came in one packet."""
     for request in requests:
-        take_request(conversation, request)
+        await take_request(conversation, request, POOL)
 
 
 def _run(conversation: Conversation) -> Generation:
@@ -75,7 +80,7 @@ def _end(conversation: Conversation) -> None:
 async def test_turns_come_in_order_and_then_the_end() -> None:
     conversation = await _begun()
     result = message("42", chat_pb2.CHAT_ROLE_TOOL, tool_call_id="c")
-    await _read(_requests(user_turn("a"), tool_results(result)), conversation)
+    await _read(_requests(user_turn("a"), tool_results(result)), conversation, POOL)
     first, second = await conversation.next_turn(), await conversation.next_turn()
     assert isinstance(first, UserTurn)
     assert isinstance(second, UserTurn)
@@ -169,7 +174,7 @@ async def test_a_late_turn_is_refused_although_the_client_has_closed() -> None:
     work = OpenWork()
     conversation = await _begun(work)
     work.refusing = True
-    await _read(_requests(user_turn("late")), conversation)
+    await _read(_requests(user_turn("late")), conversation, POOL)
     with pytest.raises(UnavailableError):
         await conversation.next_turn()
 
@@ -192,7 +197,7 @@ async def test_a_broken_rule_ends_the_running_turn_and_the_conversation(
 ) -> None:
     conversation = await _begun()
     generation = _run(conversation)
-    await _read(_requests(user_turn("a"), request_, user_turn("b")), conversation)
+    await _read(_requests(user_turn("a"), request_, user_turn("b")), conversation, POOL)
     assert isinstance(generation.error, InvalidRequestError)
     assert generation.error.violations[0].field == field
     with pytest.raises(InvalidRequestError):
@@ -201,7 +206,7 @@ async def test_a_broken_rule_ends_the_running_turn_and_the_conversation(
 
 async def test_a_broken_rule_while_a_turn_is_prepared_ends_it_when_it_runs() -> None:
     conversation = await _begun()
-    await _read(_requests(start("a")), conversation)
+    await _read(_requests(start("a")), conversation, POOL)
     assert isinstance(_run(conversation).error, InvalidRequestError)
 
 
@@ -212,7 +217,7 @@ async def test_a_bug_in_the_reader_ends_the_running_turn_and_the_conversation(
     conversation = await _begun()
     generation = _run(conversation)
     not_a_message: Any = object()
-    await _read(_requests(not_a_message, user_turn("b")), conversation)
+    await _read(_requests(not_a_message, user_turn("b")), conversation, POOL)
     assert isinstance(generation.error, InternalError)
     assert "a message can't be read" in caplog.text
     with pytest.raises(InternalError):
@@ -228,7 +233,7 @@ async def test_a_reader_whose_client_has_left_reports_nothing(
 
     conversation = await _begun()
     generation = _run(conversation)
-    await _read(left(), conversation)
+    await _read(left(), conversation, POOL)
     assert generation.error is None
     assert not caplog.text
     assert await conversation.next_turn() is None
@@ -236,9 +241,9 @@ async def test_a_reader_whose_client_has_left_reports_nothing(
 
 async def test_so_many_turns_may_wait_and_no_more() -> None:
     conversation = await _begun()
-    await _read(_requests(*(user_turn("a") for _ in range(MAX_WAITING_TURNS))), conversation)
+    await _read(_requests(*(user_turn("a") for _ in range(MAX_WAITING_TURNS))), conversation, POOL)
     assert await conversation.next_turn() is not None
     full = await _begun()
-    await _read(_requests(*(user_turn("a") for _ in range(MAX_WAITING_TURNS + 1))), full)
+    await _read(_requests(*(user_turn("a") for _ in range(MAX_WAITING_TURNS + 1))), full, POOL)
     with pytest.raises(InvalidRequestError):
         await full.next_turn()

@@ -73,7 +73,7 @@ def test_too_many_biases_are_refused_before_they_are_read() -> None:
     raw = json.dumps(dict.fromkeys(map(str, range(MAX_BIASES + 1)), 1)).encode()
     body = b'{"messages": [{"role": "user", "content": "hi"}], "logit_bias": %s}' % raw
     with pytest.raises(InvalidRequestError, match="logit_bias: at most 20000 tokens"):
-        chat_options(read_chat(body))
+        chat_options(read_chat(body)[0])
 
 
 def test_unset_takes_the_models_default_and_an_explicit_zero_does_not() -> None:

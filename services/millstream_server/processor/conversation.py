@@ -182,10 +182,11 @@ class Conversation:
     # ---- from the client
 
     def add(self, turn: UserTurn) -> None:
-        """Add a turn; it waits until those before it have ended.
+        """Add a turn; it waits until those before it have ended. Its media count as held.
 
         Raises:
-            InvalidRequestError: too many turns wait.
+            InvalidRequestError: too many turns wait, or an upload isn't there.
+            OverloadedError: there is no memory for its media.
         """
         if len(self._waiting) >= MAX_WAITING_TURNS:
             kind = turn.field.partition(".")[0]
@@ -195,8 +196,17 @@ class Conversation:
         if self._work.refusing:
             self._refused = True
         else:
+            self._take_media(turn)
             self._waiting.append(turn)
         self._wake()
+
+    def _take_media(self, turn: UserTurn) -> None:
+        media = [part for said in turn.messages if said.parts for part in said.media]
+        if media:
+            self.uploads.hold.take(sum([len(part.data) for part in media]))
+        for part in media:
+            if part.upload_id is not None:
+                part.pieces = self.uploads.take(part.upload_id, part.field)
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel turn ``number``; None: the running turn or, between two turns, the next.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -38,7 +39,10 @@ from millstream_server.protobuf.common import PRIORITIES, ROLES_TO_PROTO
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.request_id import new_request_id
+from millstream_server.runtime.work.pool import WorkPool
 from millstream_server.worker_info import abilities_to_proto
+
+T = TypeVar("T")
 
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -63,40 +67,48 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 16_384
 """Of all messages together: a part may be two bytes on the wire and takes far more memory."""
 MAX_TOOLS = 1024
+_SHORT_PARTS = 1024
+"""Converted in a millisecond, which is less than a thread's turn takes."""
+_PARTS_PER_MESSAGE = 2
+"""What a message takes besides those that it has."""
+_SECONDS_PER_PART = 2e-6
 
 
 # ---- what the client sends -----------------------------------------------------------------------
 
 
-def begin(conversation: Conversation, start: processor_pb2.ChatStart) -> None:
-    """Begin a conversation, and add its first turn.
+async def begin(conversation: Conversation, start: processor_pb2.ChatStart, pool: WorkPool) -> None:
+    """Begin a conversation, and add its first turn; long messages are converted in the ``pool``.
 
     Raises:
-        InvalidRequestError: a part of it can't be read.
+        ServingError: a part of it can't be read.
     """
     conversation.model = start.model
     conversation.request_id = start.request_id or new_request_id()
     conversation.tools = tools_from_proto(start.tools, "start.tools")
     conversation.answers = answers_from_proto(start)
-    messages = messages_from_proto(start.messages, "start.messages", conversation)
+    messages = await _messages(start.messages, "start.messages", pool)
     options = options_from_proto(start.options, "start.options.")
     conversation.add(UserTurn(tuple(messages), options, "start.messages"))
 
 
-def take_request(conversation: Conversation, request: processor_pb2.ChatRequest) -> None:
-    """Pass a later message to its conversation.
+async def take_request(
+    conversation: Conversation, request: processor_pb2.ChatRequest, pool: WorkPool
+) -> None:
+    """Pass a later message to its conversation; a long one is converted in the ``pool``.
 
     Raises:
-        InvalidRequestError: it breaks the conversation's rules.
+        ServingError: it breaks the conversation's rules.
     """
     kind = request.WhichOneof("message")
     if kind == "cancel":
         cancel = request.cancel
         conversation.cancel(cancel.turn if cancel.HasField("turn") else None)
     elif kind == "user_turn":
-        conversation.add(_user_turn(request.user_turn, conversation))
+        said = request.user_turn
+        conversation.add(await _converted(pool, len(said.content), partial(_user_turn, said)))
     elif kind == "tool_results":
-        conversation.add(_tool_results(request.tool_results, conversation))
+        conversation.add(await _tool_results(request.tool_results, pool))
     elif kind == "media_chunk":
         take_chunk(conversation, request.media_chunk)
     elif kind == "start":
@@ -130,13 +142,13 @@ def held_bytes(message: Message) -> int:
     return 0 if uncounted else message.ByteSize()
 
 
-def _user_turn(message: processor_pb2.UserTurn, conversation: Conversation) -> UserTurn:
+def _user_turn(message: processor_pb2.UserTurn) -> UserTurn:
     field = "user_turn.content"
     if not message.content:
         raise InvalidRequestError.of(field, "must not be empty")
     if len(message.content) > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} parts")
-    text, parts = _content(message.content, "user_turn", conversation)
+    text, parts = _content(message.content, "user_turn", with_media=True)
     return UserTurn(
         (ChatMessage(ChatRole.USER, text, field="user_turn", parts=parts),),
         options_from_proto(message.options, "user_turn.options.")
@@ -146,35 +158,52 @@ def _user_turn(message: processor_pb2.UserTurn, conversation: Conversation) -> U
     )
 
 
-def _tool_results(message: processor_pb2.ToolResults, conversation: Conversation) -> UserTurn:
+async def _tool_results(message: processor_pb2.ToolResults, pool: WorkPool) -> UserTurn:
     field = "tool_results.messages"
     if not message.messages:
         raise InvalidRequestError.of(field, "must not be empty")
-    messages = messages_from_proto(message.messages, field, conversation)
+    messages = await _messages(message.messages, field, pool)
     for result in messages:
         if result.role is not ChatRole.TOOL:
             raise InvalidRequestError.of(f"{result.field}.role", "must be CHAT_ROLE_TOOL")
     return UserTurn(tuple(messages), None, field, has_results=True)
 
 
-def messages_from_proto(
-    messages: Sequence[chat_pb2.ChatMessage], field: str, conversation: Conversation | None
+async def _messages(
+    messages: Sequence[chat_pb2.ChatMessage],
+    field: str,
+    pool: WorkPool,
+    *,
+    with_media: bool = True,
 ) -> list[ChatMessage]:
-    """Convert messages; ``field`` is their path. Without a ``conversation`` media are refused.
+    """Convert messages; ``field`` is their path.
 
     Raises:
-        InvalidRequestError: there are too many, or a part of one can't be read.
+        ServingError: there are too many, or a part of one can't be read.
     """
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequestError.of(field, f"at most {MAX_MESSAGES} messages")
-    found, count = [], 0
+    parts = sum([len(message.content) + len(message.tool_calls) for message in messages])
+    if parts > MAX_PARTS:
+        raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
+    work = partial(_messages_from_proto, messages, field, with_media=with_media)
+    return await _converted(pool, parts + _PARTS_PER_MESSAGE * len(messages), work)
+
+
+async def _converted(pool: WorkPool, parts: int, work: Callable[[], T]) -> T:
+    if parts <= _SHORT_PARTS:
+        return work()
+    return await pool.run(work, parts * _SECONDS_PER_PART)
+
+
+def _messages_from_proto(
+    messages: Sequence[chat_pb2.ChatMessage], field: str, *, with_media: bool
+) -> list[ChatMessage]:
+    found = []
     for index, message in enumerate(messages):
         content, calls = message.content, message.tool_calls
-        count += len(content) + len(calls)
-        if count > MAX_PARTS:
-            raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
         path = f"{field}[{index}]"
-        text, parts = _content(content, path, conversation)
+        text, parts = _content(content, path, with_media=with_media)
         found.append(
             ChatMessage(
                 _ROLES.get(message.role),  # an unknown role becomes None, which is refused later
@@ -196,7 +225,7 @@ def messages_from_proto(
 
 
 def _content(
-    parts: Sequence[chat_pb2.ContentPart], field: str, conversation: Conversation | None
+    parts: Sequence[chat_pb2.ContentPart], field: str, *, with_media: bool
 ) -> tuple[str, tuple[str | MediaPart, ...]]:
     """Return the text of a message at the path ``field``, and its parts in order if it has media.
 
@@ -219,26 +248,22 @@ def _content(
     return text, tuple(
         part.text
         if kind == "text"
-        else _media_part(part, f"{field}.content[{index}]", conversation)
+        else _media_part(part, f"{field}.content[{index}]", with_media=with_media)
         for index, (part, kind) in enumerate(zip(parts, kinds, strict=True))
     )
 
 
-def _media_part(
-    part: chat_pb2.ContentPart, field: str, conversation: Conversation | None
-) -> MediaPart:
+def _media_part(part: chat_pb2.ContentPart, field: str, *, with_media: bool) -> MediaPart:
     modality = Modality(part.WhichOneof("part"))
     media: media_pb2.Media = getattr(part, modality.value)
     field = f"{field}.{modality.value}"
-    if conversation is None:
+    if not with_media:
         raise UnsupportedFeatureError.of(field, "this method takes text only; use Chat")
     source = media.WhichOneof("source")
     if source == "data":
-        conversation.uploads.hold.take(len(media.data))
         return MediaPart(modality, f"{field}.data", data=media.data)
     if source == "upload_id":
-        path = f"{field}.upload_id"
-        return MediaPart(modality, path, pieces=conversation.uploads.take(media.upload_id, path))
+        return MediaPart(modality, f"{field}.upload_id", upload_id=media.upload_id)
     if source == "url":
         return MediaPart(modality, f"{field}.url", url=media.url)
     raise InvalidRequestError.of(field, "set one of data, upload_id, url")
@@ -258,8 +283,10 @@ def tools_from_proto(tools: Sequence[chat_pb2.ChatTool], field: str) -> list[Too
     ]
 
 
-def untokenized_from_proto(request: processor_pb2.TokenizeRequest) -> UntokenizedChat:
-    """Convert a conversation to be tokenized.
+async def untokenized_from_proto(
+    request: processor_pb2.TokenizeRequest, pool: WorkPool
+) -> UntokenizedChat:
+    """Convert a conversation to be tokenized; long messages in the ``pool``.
 
     Raises:
         InvalidRequestError: a part of it can't be read.
@@ -269,7 +296,7 @@ def untokenized_from_proto(request: processor_pb2.TokenizeRequest) -> Untokenize
     paths = ConversationPaths("conversation.messages", "conversation.tools", continues)
     return UntokenizedChat(
         model=request.model,
-        messages=messages_from_proto(conversation.messages, paths.messages, None),
+        messages=await _messages(conversation.messages, paths.messages, pool, with_media=False),
         tools=tools_from_proto(conversation.tools, paths.tools),
         answers=AnswerOptions(
             switches=switches_from_proto(conversation.reasoning, "conversation.reasoning"),

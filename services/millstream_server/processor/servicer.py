@@ -43,6 +43,7 @@ from millstream_server.runtime.rpc.call import Call, after_first_message
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.work.pool import WorkPool
 
 log = get_log(__name__)
 
@@ -54,6 +55,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
 
     def __init__(self, core: ProcessorCore) -> None:
         self._core = core
+        self._pool = core.prompts.threads
 
     @after_first_message
     async def Chat(self, requests: AsyncIterator[processor_pb2.ChatRequest], call: Call) -> None:
@@ -61,7 +63,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         conversation = core.conversation()
         reading = None
         try:
-            await _begin(requests, conversation)
+            await _begin(requests, conversation, self._pool)
             core.front.begin_call(conversation.drain)
             try:
                 rpc_caller = Caller.of(call)
@@ -69,7 +71,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                     conversation.close_input()
                 else:
                     # It runs when this task first waits: by then a short turn is at a worker.
-                    reading = asyncio.ensure_future(_read(requests, conversation))
+                    reading = asyncio.ensure_future(_read(requests, conversation, self._pool))
                 while (said := await conversation.next_turn()) is not None:
                     number = conversation.number
                     if isinstance(said, DrainNotice):
@@ -98,7 +100,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         conversation = core.conversation()
         try:
             with core.front.call():
-                said = await _only_turn(request, conversation)
+                said = await _only_turn(request, conversation, self._pool)
                 messages = Messages(processor_pb2.ChatOnceResponse)
                 turn = await core.answer(conversation, said, Caller.of(call), call, messages)
                 try:
@@ -124,7 +126,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     ) -> processor_pb2.TokenizeResponse:
         texts, kind = self._core.texts, request.WhichOneof("input")
         if kind == "conversation":
-            tokens = await texts.of_chat(convert.untokenized_from_proto(request))
+            tokens = await texts.of_chat(await convert.untokenized_from_proto(request, self._pool))
         elif kind == "text":
             special = not request.no_special_tokens
             tokens = await texts.of_text(request.model, request.text, special_tokens=special)
@@ -159,7 +161,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         conversation = core.conversation()
         try:
             with core.front.call():
-                said = await _only_turn(request, conversation)
+                said = await _only_turn(request, conversation, self._pool)
                 prepared = await core.render(conversation, said, Caller.of(call))
         finally:
             conversation.close()
@@ -198,8 +200,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             raise InvalidRequestError.of("reading", "the first message must have it")
         name, text = core.models.text(reading.model, "reading.model")
         how = core.models.answer_format(name, text, reading.format)
-        threads = core.prompts.threads
-        return ParsedAnswer(text, await reading_from_proto(reading, how, threads), threads)
+        read = await reading_from_proto(reading, how, self._pool)
+        return ParsedAnswer(text, read, self._pool)
 
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call
@@ -234,7 +236,9 @@ def _end_to_proto(answer: ParsedAnswer, events: Sequence[Event]) -> processor_pb
 
 
 async def _only_turn(
-    request: processor_pb2.ChatOnceRequest | processor_pb2.RenderRequest, conversation: Conversation
+    request: processor_pb2.ChatOnceRequest | processor_pb2.RenderRequest,
+    conversation: Conversation,
+    pool: WorkPool,
 ) -> UserTurn:
     """Begin a conversation of one turn; return it.
 
@@ -244,7 +248,7 @@ async def _only_turn(
     """
     if not request.HasField("start"):
         raise InvalidRequestError.of("start", "must be set")
-    convert.begin(conversation, request.start)
+    await convert.begin(conversation, request.start, pool)
     conversation.close_input()
     said = await conversation.next_turn()
     if not isinstance(said, UserTurn):
@@ -253,13 +257,13 @@ async def _only_turn(
 
 
 async def _begin(
-    requests: AsyncIterator[processor_pb2.ChatRequest], conversation: Conversation
+    requests: AsyncIterator[processor_pb2.ChatRequest], conversation: Conversation, pool: WorkPool
 ) -> None:
     """Read the start of a conversation, which comes first but for media chunks."""
     while (request := await _next(requests, conversation)) is not None:
         kind = request.WhichOneof("message")
         if kind == "start":
-            convert.begin(conversation, request.start)
+            await convert.begin(conversation, request.start, pool)
             return
         if kind != "media_chunk":
             break
@@ -268,12 +272,12 @@ async def _begin(
 
 
 async def _read(
-    requests: AsyncIterator[processor_pb2.ChatRequest], conversation: Conversation
+    requests: AsyncIterator[processor_pb2.ChatRequest], conversation: Conversation, pool: WorkPool
 ) -> None:
     """Pass the client's messages to the conversation until the client closes its side."""
     try:
         while (request := await _next(requests, conversation)) is not None:
-            convert.take_request(conversation, request)
+            await convert.take_request(conversation, request, pool)
     except (ServingError, StatusError) as error:
         conversation.fail(error)
     except CallOverError:

@@ -83,7 +83,7 @@ class Anthropic:
         ]
 
     async def messages(self, body: bytes, call: HttpCall) -> None:
-        asked = await bodies.read(self._threads, body, requests.read_messages)
+        asked, messages = await bodies.read(self._threads, body, requests.read_messages)
         if asked.stream:
             call.respond(EVENTS)
         chat = Asked(
@@ -91,16 +91,16 @@ class Anthropic:
             tools=requests.tools_of(asked),
             answers=requests.answers_of(asked),
             options=requests.options_of(asked),
-            messages=lambda conversation: requests.messages_of(asked, conversation),
+            messages=messages,
         )
         await run(self._pipeline, chat, MessageEvents() if asked.stream else WholeMessage(), call)
 
     async def count(self, body: bytes, call: HttpCall) -> None:
-        asked = await bodies.read(self._threads, body, requests.read_count)
+        asked, messages = await bodies.read(self._threads, body, requests.read_count)
         answers = requests.answers_of(asked)
         chat = UntokenizedChat(
             model=asked.model,
-            messages=requests.messages_of(asked, None),
+            messages=messages,
             tools=requests.tools_of(asked),
             answers=answers,
             paths=ConversationPaths(continues=CONTINUE if answers.continues else ""),

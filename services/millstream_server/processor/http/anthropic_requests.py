@@ -11,7 +11,7 @@ import msgspec
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.media.items import Modality
 from millstream_server.processor.answer_options import AnswerOptions
-from millstream_server.processor.conversation import Conversation, Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.http.requests import (
     WHOLE_INTERVAL_S,
@@ -41,25 +41,22 @@ _MESSAGES = msgspec.json.Decoder(schema.Messages)
 _COUNTS = msgspec.json.Decoder(schema.Count)
 
 
-def read_messages(body: bytes) -> schema.Messages:
-    """Read the body of /v1/messages.
+def read_messages(body: bytes) -> tuple[schema.Messages, tuple[ChatMessage, ...]]:
+    """Read the body of /v1/messages, and convert the messages.
 
     Raises:
-        InvalidRequestError: it can't be read, or has too much of something.
+        ServingError: it can't be read, has too much of something, or a part that isn't taken.
     """
     asked = _checked(read(_MESSAGES, body, schema.UNSUPPORTED))
     if goes_on(asked):
         _check_prefill(asked)
-    return asked
+    return asked, _messages_of(asked)
 
 
-def read_count(body: bytes) -> schema.Count:
-    """Read the body of /v1/messages/count_tokens.
-
-    Raises:
-        InvalidRequestError: it can't be read, or has too much of something.
-    """
-    return _checked(read(_COUNTS, body, {}))
+def read_count(body: bytes) -> tuple[schema.Count, tuple[ChatMessage, ...]]:
+    """Read the body of /v1/messages/count_tokens, as that of /v1/messages; it has no media."""
+    asked = _checked(read(_COUNTS, body, {}))
+    return asked, _messages_of(asked, with_media=False)
 
 
 def _checked(asked: AskedT) -> AskedT:
@@ -193,12 +190,7 @@ def tools_of(asked: schema.Count) -> list[Tool]:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple[ChatMessage, ...]:
-    """Convert the messages. Without a ``conversation``, which holds files, media are refused.
-
-    Raises:
-        ServingError: a part of one can't be taken.
-    """
+def _messages_of(asked: schema.Count, *, with_media: bool = True) -> tuple[ChatMessage, ...]:
     found: list[ChatMessage] = []
     if asked.system:
         found.append(_system(asked.system, "system", "system"))
@@ -214,7 +206,7 @@ def messages_of(asked: schema.Count, conversation: Conversation | None) -> tuple
             if index < last or not _is_empty(message):
                 found.append(_assistant(blocks, path))
         else:
-            found += _user(blocks, path, conversation)
+            found += _user(blocks, path, with_media=with_media)
     return tuple(found)
 
 
@@ -250,9 +242,7 @@ def _assistant(blocks: Sequence[schema.Block], path: str) -> ChatMessage:
     )
 
 
-def _user(
-    blocks: Sequence[schema.Block], path: str, conversation: Conversation | None
-) -> Iterator[ChatMessage]:
+def _user(blocks: Sequence[schema.Block], path: str, *, with_media: bool) -> Iterator[ChatMessage]:
     """Convert one message: results of tools are messages of their own, in order."""
     parts: list[str | MediaPart] = []
     for index, block in enumerate(blocks):
@@ -261,19 +251,21 @@ def _user(
             if parts:
                 yield _message(ChatRole.USER, tuple(parts), path)
                 parts = []
-            yield _message(ChatRole.TOOL, _result(block, at, conversation), at, block.tool_use_id)
+            result = _result(block, at, with_media=with_media)
+            yield _message(ChatRole.TOOL, result, at, block.tool_use_id)
         else:
-            parts.append(_part(block, at, conversation))
+            parts.append(_part(block, at, with_media=with_media))
     if parts:
         yield _message(ChatRole.USER, tuple(parts), path)
 
 
-def _result(block: schema.ToolResultBlock, path: str, conversation: Conversation | None) -> Parts:
+def _result(block: schema.ToolResultBlock, path: str, *, with_media: bool) -> Parts:
     content = block.content or ""
     if isinstance(content, str):
         return (content,)
     return tuple(
-        _part(each, f"{path}.content[{index}]", conversation) for index, each in enumerate(content)
+        _part(each, f"{path}.content[{index}]", with_media=with_media)
+        for index, each in enumerate(content)
     )
 
 
@@ -285,15 +277,15 @@ def _message(role: ChatRole, parts: Parts, path: str, call_id: str = "") -> Chat
     )
 
 
-def _part(block: schema.Block, path: str, conversation: Conversation | None) -> str | MediaPart:
+def _part(block: schema.Block, path: str, *, with_media: bool) -> str | MediaPart:
     if isinstance(block, schema.TextBlock):
         return block.text
     if isinstance(block, schema.ImageBlock):
         source = block.source
-        if conversation is None:
+        if not with_media:
             raise UnsupportedFeatureError.of(path, "tokens of images can't be counted beforehand")
         if isinstance(source, schema.UrlSource):
             return MediaPart(Modality.IMAGE, f"{path}.source.url", url=source.url)
         if isinstance(source, schema.Base64Source):
-            return media_in_base64(Modality.IMAGE, source.data, f"{path}.source.data", conversation)
+            return media_in_base64(Modality.IMAGE, source.data, f"{path}.source.data")
     raise UnsupportedFeatureError.of(path, "this server takes text and images in messages of users")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from millstream_server.processor.answer_options import AnswerOptions
@@ -34,8 +34,7 @@ class Asked:
     tools: Sequence[Tool]
     answers: AnswerOptions
     options: Options
-    messages: Callable[[Conversation], tuple[ChatMessage, ...]]
-    """Converts the messages; files in them count as held by the conversation."""
+    messages: tuple[ChatMessage, ...]
     field: str = "messages"
     """What the body calls them."""
 
@@ -97,8 +96,7 @@ async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> Us
     conversation.model = asked.model
     conversation.request_id = call.request_id
     conversation.tools, conversation.answers = asked.tools, asked.answers
-    messages = asked.messages(conversation)
-    conversation.add(UserTurn(messages, asked.options, asked.field))
+    conversation.add(UserTurn(asked.messages, asked.options, asked.field))
     said = await conversation.next_turn()
     if said is None or isinstance(said, DrainNotice):
         raise InvalidRequestError.of(asked.field, "are missing")

@@ -19,6 +19,7 @@ from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.responses.api import ResponsesApi
 from millstream_server.processor.http.tokens import TokenEndpoints, rendered
 from millstream_server.processor.http.vectors import VectorEndpoints
+from millstream_server.processor.text.messages import ChatMessage
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
@@ -56,22 +57,22 @@ class Door:
         await call.write(self._document)
 
     async def chat(self, body: bytes, call: HttpCall) -> None:
-        asked = await bodies.read(self._threads, body, requests.read_chat)
+        asked, messages = await bodies.read(self._threads, body, requests.read_chat)
         output = output_of(ChatShape(), asked, call)
-        await run(self._pipeline, _asked(asked), output, call)
+        await run(self._pipeline, _asked(asked, messages), output, call)
 
     async def render(self, body: bytes, call: HttpCall) -> None:
         """Return what a chat would send to a worker."""
-        asked = await bodies.read(self._threads, body, requests.read_chat)
-        prepared = await prepare(self._pipeline, _asked(asked), call)
+        asked, messages = await bodies.read(self._threads, body, requests.read_chat)
+        prepared = await prepare(self._pipeline, _asked(asked, messages), call)
         await call.write(encode(rendered(prepared)))
 
 
-def _asked(asked: schema.Chat) -> Asked:
+def _asked(asked: schema.Chat, messages: tuple[ChatMessage, ...]) -> Asked:
     return Asked(
         model=asked.model,
         tools=requests.tools_of(asked),
         answers=requests.answers_of(asked),
         options=requests.chat_options(asked),
-        messages=lambda conversation: requests.messages_of(asked, conversation),
+        messages=messages,
     )

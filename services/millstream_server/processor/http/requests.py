@@ -14,7 +14,7 @@ from millstream_server.generation.request import LogprobOptions
 from millstream_server.generation.sampling import MAX_BIASES, Constraint, ConstraintKind
 from millstream_server.media.items import Modality
 from millstream_server.processor.answer_options import AnswerOptions
-from millstream_server.processor.conversation import Conversation, Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.http import schema
 from millstream_server.processor.text.messages import (
     MAX_TOOLS,
@@ -51,20 +51,14 @@ _BIASES: msgspec.json.Decoder[dict[str, float] | None] = msgspec.json.Decoder(
 )
 
 
-def read_chat(body: bytes) -> schema.Chat:
-    """Read a chat's body.
+def read_chat(body: bytes) -> tuple[schema.Chat, tuple[ChatMessage, ...]]:
+    """Read a chat's body, and convert its messages.
 
     Raises:
-        InvalidRequestError: it can't be read, or has too much of something.
+        ServingError: it can't be read, has too much of something, or a part that isn't taken.
     """
     asked = schema.read(_CHATS, body)
-    check_chat(asked)
-    return asked
-
-
-def check_chat(asked: schema.Chat) -> None:
-    """Check how much a chat has; see `check_counts`."""
-    check_counts(asked.messages, [_parts(message) for message in asked.messages], asked.tools)
+    return asked, messages_of(asked)
 
 
 def check_counts(
@@ -235,26 +229,23 @@ def _switches(asked: schema.Chat) -> Switches:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def messages_of(asked: schema.Chat, conversation: Conversation) -> tuple[ChatMessage, ...]:
-    """Convert the messages; files in them count as held by the conversation.
+def messages_of(asked: schema.Chat) -> tuple[ChatMessage, ...]:
+    """Convert the messages, if there aren't too many (`check_counts`).
 
     Raises:
         ServingError: a part of one can't be taken.
     """
+    check_counts(asked.messages, [_parts(message) for message in asked.messages], asked.tools)
     return tuple(
-        _message(message, f"messages[{index}]", conversation)
-        for index, message in enumerate(asked.messages)
+        _message(message, f"messages[{index}]") for index, message in enumerate(asked.messages)
     )
 
 
-def _message(message: schema.Message, path: str, conversation: Conversation) -> ChatMessage:
+def _message(message: schema.Message, path: str) -> ChatMessage:
     content = message.content
     parts: tuple[str | MediaPart, ...] = ()
     if isinstance(content, list):
-        parts = tuple(
-            _part(part, f"{path}.content[{index}]", conversation)
-            for index, part in enumerate(content)
-        )
+        parts = tuple(_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
         content = "".join(part for part in parts if isinstance(part, str))
         if all(isinstance(part, str) for part in parts):
             parts = ()
@@ -271,42 +262,38 @@ def _message(message: schema.Message, path: str, conversation: Conversation) -> 
     )
 
 
-def _part(part: schema.Part, path: str, conversation: Conversation) -> str | MediaPart:
+def _part(part: schema.Part, path: str) -> str | MediaPart:
     if isinstance(part, schema.TextPart):
         return part.text
     if isinstance(part, schema.RefusalPart):
         return part.refusal
     if isinstance(part, schema.ImagePart):
-        return media_at(Modality.IMAGE, part.image_url.url, f"{path}.image_url.url", conversation)
+        return media_at(Modality.IMAGE, part.image_url.url, f"{path}.image_url.url")
     if isinstance(part, schema.VideoPart):
-        return media_at(Modality.VIDEO, part.video_url.url, f"{path}.video_url.url", conversation)
+        return media_at(Modality.VIDEO, part.video_url.url, f"{path}.video_url.url")
     raise UnsupportedFeatureError.of(path, "this server takes text, images and videos only")
 
 
-def media_at(modality: Modality, url: str, path: str, conversation: Conversation) -> MediaPart:
-    """Return a file of a data URL, which counts as held by the conversation, or of another URL.
+def media_at(modality: Modality, url: str, path: str) -> MediaPart:
+    """Return a file of a data URL, or of another URL.
 
     Raises:
-        ServingError: a data URL can't be read, or there is no memory for its file.
+        InvalidRequestError: a data URL can't be read.
     """
     head = _DATA.match(url[:256])
     if head is None:
         if url[:5].lower() == "data:":
             raise InvalidRequestError.of(path, "a data URL needs ;base64")
         return MediaPart(modality, path, url=url)
-    return media_in_base64(modality, url[head.end() :], path, conversation)
+    return media_in_base64(modality, url[head.end() :], path)
 
 
-def media_in_base64(
-    modality: Modality, encoded: str, path: str, conversation: Conversation
-) -> MediaPart:
-    """Decode a file, which counts as held by the conversation.
+def media_in_base64(modality: Modality, encoded: str, path: str) -> MediaPart:
+    """Decode a file.
 
     Raises:
         InvalidRequestError: it isn't base64.
-        OverloadedError: there is no memory for it.
     """
-    conversation.uploads.hold.take(len(encoded) * 3 // 4)
     try:
         return MediaPart(modality, path, data=base64.b64decode(encoded, validate=True))
     except (binascii.Error, ValueError):

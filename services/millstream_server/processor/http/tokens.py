@@ -52,10 +52,10 @@ class TokenEndpoints:
         ]
 
     async def tokenize(self, body: bytes, call: HttpCall) -> None:
-        asked = await bodies.read(self._threads, body, _read_tokenize)
+        asked, chat = await bodies.read(self._threads, body, _read_tokenize)
         with self._pipeline.calls.call():
-            if asked.messages is not None:
-                tokens = await self._of_chat(asked)
+            if chat is not None:
+                tokens = await self._texts.of_chat(chat)
             elif asked.prompt is not None:
                 special = asked.add_special_tokens is not False
                 tokens = await self._texts.of_text(
@@ -66,36 +66,6 @@ class TokenEndpoints:
             await call.send_from(
                 Pieces(call, _written(tokens, with_texts=bool(asked.return_token_strs)))
             )
-
-    async def _of_chat(self, asked: schema.Tokenize) -> Tokens:
-        if asked.prompt is not None:
-            raise InvalidRequestError.of("prompt", "comes with messages; send one of them")
-        if asked.add_special_tokens:
-            why = "the model's chat template adds them; leave it out"
-            raise InvalidRequestError.of("add_special_tokens", why)
-        chat = Chat(
-            messages=asked.messages or [],
-            tools=asked.tools,
-            chat_template_kwargs=asked.chat_template_kwargs,
-        )
-        requests.check_chat(chat)
-        conversation = self._pipeline.chats.conversation()
-        try:
-            messages = requests.messages_of(chat, conversation)
-            if any(message.parts for message in messages):
-                why = "this endpoint takes text only; use /v1/chat/completions/render"
-                raise UnsupportedFeatureError.of("messages", why)
-        finally:
-            conversation.close()
-        return await self._texts.of_chat(
-            UntokenizedChat(
-                model=asked.model,
-                messages=messages,
-                tools=requests.tools_of(chat),
-                answers=requests.answers_of(chat),
-                paths=_PATHS,
-            )
-        )
 
     async def detokenize(self, body: bytes, call: HttpCall) -> None:
         asked = await bodies.read(self._threads, body, _read_detokenize)
@@ -108,8 +78,32 @@ class TokenEndpoints:
         await call.write(encode(schema.Detokenized(prompt)))
 
 
-def _read_tokenize(body: bytes) -> schema.Tokenize:
-    return read(_TOKENIZE, body, schema.UNSUPPORTED)
+def _read_tokenize(body: bytes) -> tuple[schema.Tokenize, UntokenizedChat | None]:
+    """Return what is asked for, and the chat; None: it is a text."""
+    asked = read(_TOKENIZE, body, schema.UNSUPPORTED)
+    if asked.messages is None:
+        return asked, None
+    if asked.prompt is not None:
+        raise InvalidRequestError.of("prompt", "comes with messages; send one of them")
+    if asked.add_special_tokens:
+        why = "the model's chat template adds them; leave it out"
+        raise InvalidRequestError.of("add_special_tokens", why)
+    chat = Chat(
+        messages=asked.messages,
+        tools=asked.tools,
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+    messages = requests.messages_of(chat)
+    if any(message.parts for message in messages):
+        why = "this endpoint takes text only; use /v1/chat/completions/render"
+        raise UnsupportedFeatureError.of("messages", why)
+    return asked, UntokenizedChat(
+        model=asked.model,
+        messages=messages,
+        tools=requests.tools_of(chat),
+        answers=requests.answers_of(chat),
+        paths=_PATHS,
+    )
 
 
 def _read_detokenize(body: bytes) -> schema.Detokenize:

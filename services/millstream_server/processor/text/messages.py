@@ -60,6 +60,8 @@ class MediaPart:
     data: bytes = b""
     """The file; empty until ``url`` was fetched, or ``pieces`` were joined."""
     url: str = ""
+    upload_id: str | None = None
+    """Which of the conversation's uploads it is: `Conversation.add` puts in its ``pieces``."""
     pieces: Sequence[bytes] = ()
     """The file as it was uploaded, until it is joined."""
     sha256: bytes = b""

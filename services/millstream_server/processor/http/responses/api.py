@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from millstream_server.processor.http import bodies
 from millstream_server.processor.http.chats import Asked, run
 from millstream_server.processor.http.errors import refuse, refused, renamed, sentence
 from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.responses import schema
-from millstream_server.processor.http.responses.input import messages_of, read_body
+from millstream_server.processor.http.responses.input import read_body
 from millstream_server.processor.http.responses.output import (
     ResponseEvents,
     ResponseOutput,
@@ -46,7 +47,8 @@ class ResponsesApi:
         return [Endpoint("POST", "/v1/responses", self.respond, refuse)]
 
     async def respond(self, body: bytes, call: HttpCall) -> None:
-        asked = await bodies.read(self._threads, body, read_body)
+        read = await bodies.read(self._threads, body, read_body)
+        asked = read.asked
         tools = await self._tools(asked)
         answers = answers_of(asked, tools)
         shown = Shown(asked, tools)
@@ -56,14 +58,14 @@ class ResponsesApi:
             output = ResponseEvents(shown, tools, call.request_id)
         else:
             output = WholeResponse(shown, tools, call.request_id)
-        names = _Names(tools, output)
+        names = _Names(tools, output, read.calls)
         call.refuse = names.refuse
         chat = Asked(
             model=asked.model,
             tools=tools.told,
             answers=answers,
             options=response_options(asked),
-            messages=lambda conversation: messages_of(asked, conversation, names.calls),
+            messages=read.messages,
             field="input",
         )
         await run(self._pipeline, chat, output, call)
@@ -79,11 +81,11 @@ class ResponsesApi:
 class _Names:
     """Says failures in the names of the request's own body, and ends streams as this API does."""
 
-    def __init__(self, tools: Tools, output: ResponseOutput) -> None:
+    def __init__(self, tools: Tools, output: ResponseOutput, calls: Mapping[str, str]) -> None:
+        """``calls``: see `Read`."""
         self._tools = tools
         self._output = output
-        self.calls: dict[str, str] = {}
-        """Where the calls of messages are in the body, by their paths in the messages."""
+        self._calls = calls
 
     def refuse(self, failure: Failure) -> Refusal:
         """Return the response of a failure."""
@@ -103,5 +105,5 @@ class _Names:
 
     def _place(self, found: re.Match[str]) -> str:
         if (tool := found["tool"]) is None:
-            return self.calls.get(found[0], found[0])
+            return self._calls.get(found[0], found[0])
         return self._tools.field(int(tool), found["field"])

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream_server.media.items import Modality
-from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.http.requests import MAX_MESSAGES, MAX_PARTS, media_at
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import (
@@ -24,6 +23,7 @@ from millstream_server.processor.text.messages import (
     ToolCall,
 )
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.json_bounds import read_object
 
 Parts = tuple[str | MediaPart, ...]
@@ -34,11 +34,21 @@ _CALLS = {"function_call", "custom_tool_call", _SEARCH_CALL}
 _RESULTS = {"function_call_output", "custom_tool_call_output"}
 
 
-def read_body(body: bytes) -> schema.Responses:
-    """Read a body.
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A body, and its input and instructions as messages."""
+
+    asked: schema.Responses
+    messages: tuple[ChatMessage, ...]
+    calls: dict[str, str]
+    """Where the calls of messages are in the body, by their paths in the messages."""
+
+
+def read_body(body: bytes) -> Read:
+    """Read a body, and convert its messages.
 
     Raises:
-        InvalidRequestError: it can't be read, has no input, or too much of something.
+        ServingError: it can't be read, has no input, too much of something, or what isn't taken.
     """
     asked = read(_RESPONSES, body, schema.UNSUPPORTED)
     items = asked.input
@@ -49,34 +59,20 @@ def read_body(body: bytes) -> schema.Responses:
         parts = [len(item.content) for item in items if isinstance(item.content, list)]
         if sum(parts) > MAX_PARTS:
             raise InvalidRequestError.of("input", f"at most {MAX_PARTS} content parts in all")
-    return asked
-
-
-def messages_of(
-    asked: schema.Responses, conversation: Conversation, paths: dict[str, str]
-) -> tuple[ChatMessage, ...]:
-    """Convert the input and the instructions; files in them count as held by the conversation.
-
-    ``paths`` gets where the calls of messages are in the body, by their paths in the messages.
-
-    Raises:
-        ServingError: a part of one can't be taken.
-    """
-    items = asked.input
+    calls: dict[str, str] = {}
     if isinstance(items, str):
         messages = [ChatMessage(ChatRole.USER, items, field="input")]
     else:
-        messages = _Messages(conversation, paths).of(items or ())
+        messages = _Messages(calls).of(items)
     if asked.instructions:
         messages.insert(0, ChatMessage(ChatRole.SYSTEM, asked.instructions, field="instructions"))
-    return tuple(messages)
+    return Read(asked, tuple(messages), calls)
 
 
 class _Messages:
     """Makes messages of items."""
 
-    def __init__(self, conversation: Conversation, paths: dict[str, str]) -> None:
-        self._conversation = conversation
+    def __init__(self, paths: dict[str, str]) -> None:
         self._paths = paths
         self._made: list[ChatMessage] = []
         self._path = ""
@@ -173,8 +169,7 @@ class _Messages:
         if isinstance(part, schema.InputImage):
             if not part.image_url:
                 raise UnsupportedFeatureError.of(path, "only images with an image_url")
-            at = f"{path}.image_url"
-            return media_at(Modality.IMAGE, part.image_url, at, self._conversation)
+            return media_at(Modality.IMAGE, part.image_url, f"{path}.image_url")
         if isinstance(part, schema.InputFile | schema.InputAudio):
             raise UnsupportedFeatureError.of(path, "this server takes text and images")
         return part.text
