@@ -207,14 +207,15 @@ def make_core(
     **options: Any,
 ) -> ProcessorCore:
     """Make a Processor's core; ``options`` are keyword arguments of its `Front`."""
-    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=MAX_ITEM_BYTES)
+    prompts = Prompts(PoolLimits())
+    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=MAX_ITEM_BYTES, pool=prompts.threads)
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     front = Front(Models(models, router, names, formats or {}), router, **options)
     redispatch = Redispatcher(router.plan, front.running, front.repeated)
     return ProcessorCore(
         front,
-        Prompts(PoolLimits()),
+        prompts,
         TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY, redispatch=redispatch),
         ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),
     )

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from typing import Any
+
 import grpc
 import pytest
 
 from millstream.v1 import chat_pb2, processor_pb2
+from millstream_server.processor import convert
 from millstream_server.processor.convert import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from millstream_server.processor.http import anthropic_requests, requests
+from millstream_server.processor.http.responses import input as responses_input
+from millstream_server.processor.text.messages import ChatMessage
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.message_parts import MAX_PARTS as MAX_PARTS_OF_ALL
 from millstream_testing.in_process import suite
+from millstream_testing.waiting import until
+from tests.support.clients.http_api import ask
 from tests.support.wire.failures import refusal
 
+TEXTS = [{"type": "text", "text": ""}] * MAX_PARTS
+SAID = [{"role": "user", "content": TEXTS}]
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {"messages": SAID},
+    "/v1/chat/completions/render": {"messages": SAID},
+    "/tokenize": {"messages": SAID},
+    "/v1/messages": {"max_tokens": 1, "messages": SAID},
+    "/v1/messages/count_tokens": {"messages": SAID},
+    "/v1/responses": {"input": [{"role": "user", "content": TEXTS}]},
+}
+FULL = chat_pb2.ChatMessage(role=1, content=[chat_pb2.ContentPart(text="")] * MAX_PARTS)
+START = processor_pb2.ChatStart(messages=[FULL])
+TURN = processor_pb2.UserTurn(content=FULL.content)
+RESULT = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_TOOL, tool_call_id="c", content=FULL.content)
+FIRST = processor_pb2.ChatRequest(
+    start=processor_pb2.ChatStart(
+        messages=[chat_pb2.ChatMessage(role=1, content=[chat_pb2.ContentPart(text="hi")])]
+    )
+)
 EMPTY = chat_pb2.ChatMessage()
 CROWDED = chat_pb2.ChatMessage(content=[chat_pb2.ContentPart()] * (MAX_PARTS + 1))
 
@@ -59,3 +88,62 @@ async def test_a_message_of_too_many_parts_is_refused_before_it_is_parsed(
     assert failed.value.details() == (
         f"the message has more than {MAX_PARTS_OF_ALL} texts and messages"
     )
+
+
+# ---- what is long is converted in the pool -------------------------------------------------------
+
+
+@pytest.fixture
+def where(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the threads in which messages are made from now on."""
+    names: list[str] = []
+
+    def made(*args: Any, **fields: Any) -> ChatMessage:
+        names.append(threading.current_thread().name)
+        return ChatMessage(*args, **fields)
+
+    for module in (convert, requests, anthropic_requests, responses_input):
+        monkeypatch.setattr(module, "ChatMessage", made)
+    return names
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_long_body_is_converted_in_the_pool(
+    text_model: TextModel, where: list[str], path: str
+) -> None:
+    async with suite(text_model) as (front, _):
+        await ask(front.port, path, BODIES[path])
+    assert where
+    assert {name[:5] for name in where} == {"work-"}
+
+
+@pytest.mark.parametrize(
+    ("method", "sent"),
+    [
+        ("ChatOnce", [processor_pb2.ChatOnceRequest(start=START)]),
+        ("Render", [processor_pb2.RenderRequest(start=START)]),
+        ("Tokenize", [processor_pb2.TokenizeRequest(conversation={"messages": [FULL]})]),
+        ("Chat", [processor_pb2.ChatRequest(start=START)]),
+        ("Chat", [FIRST, processor_pb2.ChatRequest(user_turn=TURN)]),
+        ("Chat", [FIRST, processor_pb2.ChatRequest(tool_results={"messages": [RESULT]})]),
+    ],
+)
+async def test_so_is_a_long_message(
+    text_model: TextModel, where: list[str], method: str, sent: list[Any]
+) -> None:
+    async with suite(text_model) as (front, _):
+        streams = method.startswith("Chat")
+        call = getattr(front.stub, method)(iter(sent) if method == "Chat" else sent[0])
+        with contextlib.suppress(grpc.aio.AioRpcError):  # too long for the model
+            await (call.read() if streams else call)
+        await until(lambda: len(where) >= len(sent))
+    assert where[-1].startswith("work-")
+
+
+async def test_what_is_short_is_converted_at_once(text_model: TextModel, where: list[str]) -> None:
+    short = chat_pb2.ChatMessage(role=1, content=FULL.content[:1000])
+    start = processor_pb2.ChatStart(messages=[short])
+    async with suite(text_model) as (front, _):
+        await front.stub.Render(processor_pb2.RenderRequest(start=start))
+        await ask(front.port, "/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
+    assert where == ["MainThread"] * 2

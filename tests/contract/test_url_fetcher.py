@@ -11,6 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 from millstream_testing.waiting import until
 from tests.support.telemetry.logged import events
 from tests.support.wire.certificates import Authority
@@ -32,8 +35,21 @@ NOT_ALLOWED = "names a host that this server doesn't fetch from"
 BODY = b"\x89PNG" + bytes(5000)
 OK = b"HTTP/1.1 200 OK\r\n"
 MAX_BYTES = 10_000
+POOL = WorkPool(PoolLimits())
 
 Respond = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+
+
+class _Watched(WorkPool):
+    """A pool that keeps the estimates of its work."""
+
+    def __init__(self, limits: PoolLimits) -> None:
+        super().__init__(limits)
+        self.estimates: list[float] = []
+
+    async def run(self, work: Callable[[], Any], seconds: float, *, batch: bool = False) -> Any:
+        self.estimates.append(seconds)
+        return await super().run(work, seconds, batch=batch)
 
 
 @dataclass
@@ -114,7 +130,13 @@ def _fetcher(
     tls: ssl.SSLContext | None = None,
 ) -> UrlFetcher:
     return UrlFetcher(
-        enabled=True, hosts=hosts, max_bytes=MAX_BYTES, bounds=bounds, resolve=resolve, tls=tls
+        enabled=True,
+        hosts=hosts,
+        max_bytes=MAX_BYTES,
+        pool=POOL,
+        bounds=bounds,
+        resolve=resolve,
+        tls=tls,
     )
 
 
@@ -234,11 +256,13 @@ async def test_a_redirect_is_followed_and_relative_ones_too() -> None:
 
 
 async def test_data_urls_need_no_setting() -> None:
-    fetcher = UrlFetcher(enabled=False, hosts=(), max_bytes=2 << 20)
+    pool = _Watched(PoolLimits())
+    fetcher = UrlFetcher(enabled=False, hosts=(), max_bytes=2 << 20, pool=pool)
     for size in (100, 2 << 20):
         data = bytes(size)
         url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
         assert await fetcher.fetch(url, FIELD) == data
+    assert pool.estimates == [pytest.approx(len(url) * 3e-9)], "only what is long"
     large = f"data:image/png;base64,{base64.b64encode(bytes(100_000)).decode()}"
     assert await _refusal(_fetcher(), large) == "has 100000 bytes; 10000 are allowed"
 
@@ -247,7 +271,7 @@ async def test_data_urls_need_no_setting() -> None:
 
 
 async def test_switched_off() -> None:
-    fetcher = UrlFetcher(enabled=False, hosts=("127.0.0.1",), max_bytes=MAX_BYTES)
+    fetcher = UrlFetcher(enabled=False, hosts=("127.0.0.1",), max_bytes=MAX_BYTES, pool=POOL)
     for scheme in ("http", "https", "HTTPS"):
         with pytest.raises(UnsupportedFeatureError) as refused:
             await fetcher.fetch(f"{scheme}://127.0.0.1/a.png", FIELD)

@@ -69,6 +69,26 @@ def test_blanks_before_the_text_are_read_once_each(monkeypatch: pytest.MonkeyPat
     assert read_chars < 100_000
 
 
+@pytest.mark.parametrize(
+    "before", ['{"a": 1, "b": "', '{"input": "', '{"input": "" , "b": "', "  "]
+)
+def test_what_is_held_is_bounded(before: str) -> None:
+    """Whatever follows: what comes isn't read again with each piece."""
+    given, end = CustomInput(), "\\q" if "input" in before else " "
+    given.push(before)
+    sizes = []
+    for _ in range(100):
+        given.push(end * 100)
+        sizes.append(len(given._held))
+    assert max(sizes) <= 512
+
+
+def test_the_text_may_come_at_once_or_begin_late() -> None:
+    long = "x" * 5000
+    assert read(json.dumps({"input": long}), []) == long
+    assert read('{"input": ' + " " * 600 + json.dumps(long) + "}", [20, 300, 700]) == long
+
+
 def test_a_name_has_its_namespace_and_is_short_enough() -> None:
     assert told_name("read", "") == told_name("read", "functions") == "read"
     assert (

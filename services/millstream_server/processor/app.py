@@ -65,6 +65,7 @@ from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 
 log = get_log(__name__)
 
@@ -204,9 +205,10 @@ def _core(
         is_full=lambda: pacer.is_full,
     )
     redispatch = Redispatcher(router.plan, front.running, front.repeated)
+    prompts = Prompts(_text_limits(settings))
     return ProcessorCore(
         front,
-        Prompts(_text_limits(settings)),
+        prompts,
         TurnParts(
             pacer=pacer,
             workers=fleet,
@@ -214,7 +216,7 @@ def _core(
             unread=fleet.unread,
             redispatch=redispatch if settings.redispatch else None,
         ),
-        _media(settings, router, fleet, key),
+        _media(settings, router, fleet, key, prompts.threads),
     )
 
 
@@ -228,10 +230,14 @@ def _text_limits(settings: ProcessorSettings) -> PoolLimits:
 
 
 def _media(
-    settings: ProcessorSettings, router: Router, fleet: Fleet, key: TicketKey | None
+    settings: ProcessorSettings,
+    router: Router,
+    fleet: Fleet,
+    key: TicketKey | None,
+    pool: WorkPool,
 ) -> ProcessorMedia:
-    most = settings.max_media_item_bytes
-    urls = UrlFetcher(enabled=settings.fetch_urls, hosts=settings.fetch_url_hosts, max_bytes=most)
+    most, hosts = settings.max_media_item_bytes, settings.fetch_url_hosts
+    urls = UrlFetcher(enabled=settings.fetch_urls, hosts=hosts, max_bytes=most, pool=pool)
     return ProcessorMedia(
         router,
         fleet,

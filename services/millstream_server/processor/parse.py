@@ -21,8 +21,8 @@ _AT_ONCE = 256
 """Token ids that are read on the event loop, or events that are converted, in some 2 ms."""
 _SECONDS_PER_ID = 10e-6
 _MOST_READ_CHARS = 1 << 17
-"""Arguments up to here are checked on the event loop at a call's end, in 2 ms."""
-_SECONDS_PER_READ_CHAR = 20e-9
+"""Arguments up to here are checked on the event loop at a call's end, in 0.3 ms."""
+_SECONDS_PER_READ_CHAR = 2e-9
 _SHORTEST_CALL = 16
 """Characters of a call, its markers included."""
 T = TypeVar("T")

@@ -16,6 +16,7 @@ import pytest_asyncio
 from PIL import Image
 
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
+from millstream_server.processor.http import form as form_of
 from millstream_server.runtime.errors import OverloadedError
 from millstream_testing.waiting import until
 from tests.support.clients.http_api import ask, client
@@ -218,6 +219,28 @@ async def test_a_forms_boundary_may_be_too_long(suite: EveryAbility) -> None:
         wire.send(post(EDIT, b"", headers=kind))
         status, _, (body,) = await wire.response()
     assert (status, b"Boundary length 7000 exceeds" in body) == (400, True), body
+
+
+@pytest.mark.parametrize("where", ["the body's", ""], ids=["body", "part"])
+async def test_a_forms_headers_have_few_parameters(
+    suite: EveryAbility, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The library takes 1 us for each, on the event loop."""
+    read, counts = form_of.parse_options_header, list[int]()
+
+    def counted(value: bytes) -> Any:
+        counts.append(value.count(b";"))
+        return read(value)
+
+    monkeypatch.setattr(form_of, "parse_options_header", counted)
+    many = ";" * 4000
+    kind = f"Content-Type: multipart/form-data; boundary=x{where and many}\r\n"
+    body = form((f'prompt"{many}; a="', b"x"))
+    async with raw(suite.port) as wire:
+        wire.send(post(EDIT, body, headers=kind))
+        status, _, (said,) = await wire.response()
+    assert (status, b"at most 32 parameters" in said) == (400, True), said
+    assert max(counts, default=0) <= 32
 
 
 @pytest.mark.parametrize(

@@ -209,11 +209,13 @@ class ProcessorNode(Node):
             unread=self.fleet.unread,
             redispatch=Redispatcher(self.router.plan, self.front.running, self.front.repeated),
         )
+        prompts = Prompts(PoolLimits(threads=2))
+        prompts.threads = AtOnce()  # type: ignore[assignment]
         media = ProcessorMedia(
             self.router,
             self.fleet,
             Intake(
-                UrlFetcher(enabled=False, hosts=(), max_bytes=1 << 20),
+                UrlFetcher(enabled=False, hosts=(), max_bytes=1 << 20, pool=prompts.threads),
                 max_item_bytes=1 << 20,
                 max_items=1,
             ),
@@ -221,8 +223,6 @@ class ProcessorNode(Node):
             tickets=None,
             shared_cache=False,
         )
-        prompts = Prompts(PoolLimits(threads=2))
-        prompts.threads = AtOnce()  # type: ignore[assignment]
         self.core = ProcessorCore(self.front, prompts, parts, media)
         processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
             ProcessorServicer(self.core), self.methods

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from millstream_server.formats.calls import Calls as CallsSoFar
 from millstream_server.formats.families import FORMATS
 from millstream_server.formats.format import routes_of
 from millstream_server.formats.schema import Tools
@@ -185,3 +187,38 @@ def test_markers_again_and_again_are_read_in_steps_per_byte(name: str) -> None:
                 counts.append(reach(partial(parser(FORMATS[name]).feed, text)))
             assert counts[1] <= 4.5 * counts[0], (before, marker)
             assert counts[1] <= 4000 * 32_768, (before, marker)
+
+
+def test_what_a_call_has_is_checked_without_making_it() -> None:
+    """At a call's end its JSON is read over, on the event loop: 1.5 ns a byte, not 20."""
+    calls = CallsSoFar(lambda name, number: f"{name}{number}")
+    calls.start_call("f", "")
+    calls.arguments(json.dumps({"a": list(range(100_000)), "b": [{"c": "d"}] * 10_000}))
+    size = len(calls.made[0].arguments_json)
+    tracemalloc.start()
+    try:
+        calls.end_call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not calls.made[0].incomplete
+    assert peak < 2 * size
+
+
+@pytest.mark.parametrize(
+    ("value", "incomplete"),
+    [
+        ('"\\ud800"', False),
+        ('"\\ud800' + "x" * 65536 + '"', True),
+        ("01", True),
+        ("[" * 5000 + "]" * 5000, True),
+    ],
+)
+def test_what_few_readers_take_is_looked_for_in_short_calls(
+    value: str, *, incomplete: bool
+) -> None:
+    calls = CallsSoFar(lambda name, number: f"{name}{number}")
+    calls.start_call("f", "")
+    calls.arguments(f'{{"a": {value}}}')
+    calls.end_call()
+    assert calls.made[0].incomplete is incomplete

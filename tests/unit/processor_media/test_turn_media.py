@@ -34,6 +34,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
+from millstream_server.runtime.work.fair_queue import PoolLimits
+from millstream_server.runtime.work.pool import WorkPool
 from millstream_testing.waiting import until
 from tests.support.processor.views import description
 
@@ -120,7 +122,7 @@ def _telemetry() -> TurnTelemetry:
 
 
 def media_of(router: Router, workers: Any, name: str = "", *, shared: bool = False) -> TurnMedia:
-    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=1)
+    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=1, pool=WorkPool(PoolLimits()))
     intake = Intake(urls, max_item_bytes=1, max_items=1)
     media = ProcessorMedia(router, workers, intake, MediaBudget(0), shared_cache=shared)
     return TurnMedia(media, RoutingRequest(model="m"), "r", Caller(name=name), _telemetry())

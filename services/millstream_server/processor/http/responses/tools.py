@@ -213,6 +213,8 @@ _BEGIN = re.compile(rf'\s*\{{\s*"{_ARGUMENT}"\s*:\s*"')
 _CHARS = re.compile(r'(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')
 _LONGEST_BEGIN = 256
 """If more has come, the text isn't looked for any more: `finish` reads all at once."""
+_MOST_HELD = 12
+"""Characters of a pair of surrogates: if more is held back, it can't be read at all."""
 _CUT_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 
 
@@ -248,7 +250,8 @@ class CustomInput:
             self._begun, self._held = True, self._held[begin.end() :]
         found = _CHARS.match(self._held)
         chars = found[0] if found else ""
-        self._ended = self._held.startswith('"', len(chars))
+        left = len(self._held) - len(chars)
+        self._ended = left > _MOST_HELD or self._held.startswith('"', len(chars))
         if (cut := _CUT_PAIR.search(chars)) is not None:
             chars = chars[: cut.start()]
         self._held = self._held[len(chars) :]
