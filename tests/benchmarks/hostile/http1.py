@@ -27,9 +27,10 @@ def request(
     key: str | None = None,
     length: int | None = None,
     more: str = "",
+    host: str = "localhost",
 ) -> bytes:
     """Make a request; ``length`` is said in place of the body's, ``more`` are further lines."""
-    lines = [f"{verb} {path} HTTP/1.1", "Host: localhost"]
+    lines = [f"{verb} {path} HTTP/1.1", f"Host: {host}"]
     if key:
         lines.append(f"Authorization: Bearer {key}")
     if verb == "POST" and length != -1:

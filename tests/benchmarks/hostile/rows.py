@@ -159,6 +159,7 @@ _OF_STRANGERS = [
 ]  # fmt: skip
 _OF_STRANGERS = [replace(row, times_idle=3.0) for row in _OF_STRANGERS]
 
+_FOREIGN = "Origin: https://evil.example\r\nSec-Fetch-Site: cross-site\r\n"
 _OF_HTTP = [
     Row(name="http-slow-heads", attack="http.slow_heads", seconds=14.0,
         knobs={"count": 4_000, "within_s": 12.5}),
@@ -174,6 +175,21 @@ _OF_HTTP = [
     _known("", "grammars-doubled", "bodies.whole", knobs={"kind": "grammars"}),
     _known("", "schemas-in-themselves", "calls.schemas_in_themselves"),
     _known("", "continued-markers", "calls.continued_markers", seconds=8.0),
+    _known("", "connect-messages", "bodies.beside_a_small_one", seconds=8.0, memory_mb=_HELD_MB),
+    _known("", "prompts-of-4-mib", "bodies.whole", knobs={"kind": "prompts", "wanted": "400"},
+           memory_mb=_HELD_MB),
+    _known("", "json-not-utf8", "bodies.whole", knobs={"kind": "not-utf8", "wanted": "400"}),
+    _known("", "blocks-not-utf8", "bodies.whole",
+           knobs={"kind": "not-utf8", "wanted": "400", "path": "/v1/messages"}),
+    Row(name="foreign-pages", attack="bodies.whole",
+        knobs={"kind": "small", "wanted": "403", "more": _FOREIGN}),
+    Row(name="foreign-pages-by-connect", attack="bodies.whole",
+        knobs={"kind": "small", "wanted": "403", "path": methods.LIST_MODELS, "more": _FOREIGN}),
+    Row(name="foreign-hosts", attack="bodies.whole",
+        knobs={"kind": "small", "wanted": "403", "host": "evil.example"}),
+    Row(name="connect-types", attack="bodies.whole", keys=True,
+        knobs={"kind": "small", "wanted": "401", "path": methods.LIST_MODELS,
+               "more": "Content-Type: application/connect+json\r\n"}),
     Row(name="http-many-fields", attack="http.many_fields", keys=True),
     _known("", "http-pipelined", "http.pipelined", knobs={"connections": 20}),
     _known("", "http-pipelined-unread", "http.pipelined",

@@ -1,31 +1,69 @@
-"""Bodies of JSON that are huge or deep."""
+"""Bodies of JSON that are huge, deep, or from where none should come."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 
 from tests.benchmarks.hostile import http1
 from tests.benchmarks.hostile.attacker import Attack
+from tests.benchmarks.hostile.attacks import methods
 from tests.benchmarks.hostile.http1 import opened, request
 
 _BODY_BYTES = int(3.9 * (1 << 20))
 
 
-async def whole(attack: Attack, *, kind: str, connections: int = 8) -> None:
-    """Whole bodies, one after another on each connection."""
-    path, made = _PATHS.get(kind, http1.CHAT), _BODIES[kind]()
-    requests = itertools.cycle([request(path, body, key=attack.order.key) for body in made])
+async def whole(
+    attack: Attack,
+    *,
+    kind: str,
+    connections: int = 8,
+    wanted: str = "",
+    path: str = "",
+    more: str = "",
+    host: str = "localhost",
+) -> None:
+    """Whole bodies, one after another on each connection, and each answered as is ``wanted``."""
+    path, key = path or _PATHS.get(kind, http1.CHAT), attack.order.key
+    made = [request(path, body, key=key, more=more, host=host) for body in _BODIES[kind]()]
+    requests = itertools.cycle(made)
 
     async def send(_: int) -> None:
         async with opened(attack) as http:
             while True:
                 http.call()
                 await http.send(next(requests))
-                if await http.status() == "closed":
+                status = await http.status()
+                if wanted and status not in (wanted, "closed", "alone"):
+                    attack.broken[:] = [f"{path} got {status}, not {wanted}"]
+                if status == "closed":
                     return
 
     await attack.times(connections, send)
+
+
+async def beside_a_small_one(attack: Attack, *, within_s: float = 5.0) -> None:
+    """Connect calls of as many messages as a body can have, beside one of 5 KB."""
+    small = json.dumps({"text": "hi " * 1600}).encode()
+    call = request(methods.TOKENIZE, small, key=attack.order.key, more=_CONNECT_JSON)
+
+    async def ask(_: int) -> None:
+        async with opened(attack) as http, asyncio.timeout(within_s):
+            http.call()
+            await http.send(call)
+            if await http.status() not in ("200", "alone"):
+                attack.broken[:] = ["a small call beside large ones failed"]
+        await asyncio.sleep(0.1)
+
+    async def asked(number: int) -> None:
+        try:
+            await ask(number)
+        except TimeoutError:
+            attack.broken[:] = [f"a small call beside large ones takes above {within_s:g} s"]
+
+    large = whole(attack, kind="messages", path=methods.TOKENIZE, more=_CONNECT_JSON)
+    await asyncio.gather(large, attack.times(1, asked))
 
 
 _CHAT = b'{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],'
@@ -111,6 +149,28 @@ def _grammars() -> list[bytes]:
     return [json.dumps({"input": "hi", "tools": [tool]}).encode() for tool in tools]
 
 
+def _not_utf8() -> list[bytes]:
+    """Bytes that are no UTF-8 in what is read as raw JSON."""
+    schema = b'{"type":"object","title":"\xff"}'
+    tool = b'{"type":"function","function":{"name":"f","parameters":' + schema + b"}}"
+    form = b'{"type":"json_schema","json_schema":{"name":"f","schema":' + schema + b"}}"
+    return [
+        _CHAT + b'"tools":[' + tool + b"]}",
+        _CHAT + b'"response_format":' + form + b"}",
+        _CHAT + b'"logit_bias":{"\xff":1}}',
+        _CHAT + b'"tools":[{"name":"f","input_schema":' + schema + b"}]}",
+    ]
+
+
+def _prompts() -> list[bytes]:
+    """Prompts far longer than the context, in words, without a blank, and as token ids."""
+    size = _BODY_BYTES - 200
+    texts = (b'"' + b"so " * (size // 3) + b'"', b'"' + b"x" * size + b'"')
+    ids = b"[" + b",".join([b"7"] * (size // 2)) + b"]"
+    return [b'{"max_tokens":1,"prompt":' + prompt + b"}" for prompt in (*texts, ids)]
+
+
+_CONNECT_JSON = "Content-Type: application/json\r\n"
 _ENDS = ('""', '("")', '[""]', '"x"', "/()/")
 _BODIES = {
     "many": _many,
@@ -118,5 +178,9 @@ _BODIES = {
     "long": _long,
     "deep": _deep,
     "grammars": _grammars,
+    "messages": lambda: [_filled(b'{"conversation":{"messages":[', b"{}", b"]}}")],
+    "not-utf8": _not_utf8,
+    "prompts": _prompts,
+    "small": lambda: [http1.chat(1, stream=False)],
 }
-_PATHS = {"blocks": "/v1/messages", "grammars": "/v1/responses"}
+_PATHS = {"blocks": "/v1/messages", "grammars": "/v1/responses", "prompts": "/v1/completions"}
