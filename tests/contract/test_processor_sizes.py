@@ -32,13 +32,21 @@ BODIES: dict[str, dict[str, object]] = {
     "/v1/messages/count_tokens": {"messages": SAID},
     "/v1/responses": {"input": [{"role": "user", "content": TEXTS}]},
 }
-FULL = chat_pb2.ChatMessage(role=1, content=[chat_pb2.ContentPart(text="")] * MAX_PARTS)
+FULL = chat_pb2.ChatMessage(
+    role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="")] * MAX_PARTS
+)
 START = processor_pb2.ChatStart(messages=[FULL])
+TOLD = processor_pb2.Conversation(messages=[FULL])
 TURN = processor_pb2.UserTurn(content=FULL.content)
 RESULT = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_TOOL, tool_call_id="c", content=FULL.content)
+RESULTS = processor_pb2.ToolResults(messages=[RESULT])
 FIRST = processor_pb2.ChatRequest(
     start=processor_pb2.ChatStart(
-        messages=[chat_pb2.ChatMessage(role=1, content=[chat_pb2.ContentPart(text="hi")])]
+        messages=[
+            chat_pb2.ChatMessage(
+                role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="hi")]
+            )
+        ]
     )
 )
 EMPTY = chat_pb2.ChatMessage()
@@ -131,10 +139,10 @@ async def test_so_is_a_body_of_many_short_items(text_model: TextModel, where: li
     [
         ("ChatOnce", [processor_pb2.ChatOnceRequest(start=START)]),
         ("Render", [processor_pb2.RenderRequest(start=START)]),
-        ("Tokenize", [processor_pb2.TokenizeRequest(conversation={"messages": [FULL]})]),
+        ("Tokenize", [processor_pb2.TokenizeRequest(conversation=TOLD)]),
         ("Chat", [processor_pb2.ChatRequest(start=START)]),
         ("Chat", [FIRST, processor_pb2.ChatRequest(user_turn=TURN)]),
-        ("Chat", [FIRST, processor_pb2.ChatRequest(tool_results={"messages": [RESULT]})]),
+        ("Chat", [FIRST, processor_pb2.ChatRequest(tool_results=RESULTS)]),
     ],
 )
 async def test_so_is_a_long_message(
@@ -150,7 +158,7 @@ async def test_so_is_a_long_message(
 
 
 async def test_what_is_short_is_converted_at_once(text_model: TextModel, where: list[str]) -> None:
-    short = chat_pb2.ChatMessage(role=1, content=FULL.content[:1000])
+    short = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=FULL.content[:1000])
     start = processor_pb2.ChatStart(messages=[short])
     async with suite(text_model) as (front, _):
         await front.stub.Render(processor_pb2.RenderRequest(start=start))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 
 from tests.benchmarks.hostile import http1
 from tests.benchmarks.hostile.attacker import Attack
@@ -172,7 +173,7 @@ def _prompts() -> list[bytes]:
 
 _CONNECT_JSON = "Content-Type: application/json\r\n"
 _ENDS = ('""', '("")', '[""]', '"x"', "/()/")
-_BODIES = {
+_BODIES: dict[str, Callable[[], list[bytes]]] = {
     "many": _many,
     "blocks": _blocks,
     "long": _long,
