@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -86,16 +86,10 @@ def _is_object(text: str) -> bool:
 
     Short ones may have what few readers take: half a pair of surrogates, NaN.
     """
-    try:
+    with contextlib.suppress(msgspec.DecodeError, ValueError, RecursionError):
         _OBJECT.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return len(text) <= _SHORT_CHARS and _is_object_of_python(text)
-    return True
-
-
-def _is_object_of_python(text: str) -> bool:
-    try:
-        value: Any = json.loads(text, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict)
+        return True
+    with contextlib.suppress(ValueError, RecursionError):
+        if len(text) <= _SHORT_CHARS:
+            return isinstance(json.loads(text, parse_int=str, parse_float=str), dict)
+    return False

@@ -68,9 +68,7 @@ MAX_PARTS = 16_384
 """Of all messages together: a part may be two bytes on the wire and takes far more memory."""
 MAX_TOOLS = 1024
 _SHORT_PARTS = 1024
-"""Converted in a millisecond, which is less than a thread's turn takes."""
-_PARTS_PER_MESSAGE = 2
-"""What a message takes besides those that it has."""
+"""And messages: converted in a millisecond, which is less than a thread's turn takes."""
 _SECONDS_PER_PART = 2e-6
 
 
@@ -187,7 +185,7 @@ async def _messages(
     if parts > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
     work = partial(_messages_from_proto, messages, field, with_media=with_media)
-    return await _converted(pool, parts + _PARTS_PER_MESSAGE * len(messages), work)
+    return await _converted(pool, parts + len(messages), work)
 
 
 async def _converted(pool: WorkPool, parts: int, work: Callable[[], T]) -> T:

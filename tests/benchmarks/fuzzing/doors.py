@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from millstream.v1 import embedding_pb2, processor_pb2
-from millstream_server.processor.conversation import Conversation
 from millstream_server.processor.http import (
     anthropic_requests,
     completions,
@@ -25,11 +24,9 @@ from millstream_server.processor.http.form import read_form
 from millstream_server.processor.http.responses import input as responses_input
 from millstream_server.processor.http.responses import requests as responses_requests
 from millstream_server.processor.http.responses import tools as responses_tools
-from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.prompts import check_token_ids
 from millstream_server.processor.text.messages import ConversationPaths, check_messages
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import ServingError, StatusError
 from millstream_server.runtime.rpc.json_messages import from_json
 from tests.benchmarks.fuzzing.costs import Bound, Read, Reader
@@ -184,16 +181,11 @@ def _bodies(*wholes: str) -> Grammar:
     return Grammar({"body": wholes, **_FIELDS, **_SCHEMAS, **_TEXT})
 
 
-def _conversation() -> Conversation:
-    return Conversation(lambda: Uploads(MediaBudget(_MUCH), _MUCH), OpenWork())
-
-
 def _chat(text: TextModel, data: bytes) -> None:
-    asked = requests.read_chat(data)
+    asked, messages = requests.read_chat(data)
     tools = requests.tools_of(asked)
     requests.answers_of(asked)
     requests.chat_options(asked)
-    messages = requests.messages_of(asked, _conversation())
     _rendered(text, messages, tools)
 
 
@@ -205,21 +197,21 @@ def _rendered(text: TextModel, messages: Sequence[Any], tools: Sequence[Any]) ->
 
 
 def _messages(text: TextModel, data: bytes) -> None:
-    asked = anthropic_requests.read_messages(data)
+    asked, messages = anthropic_requests.read_messages(data)
     tools = anthropic_requests.tools_of(asked)
     anthropic_requests.options_of(asked)
     anthropic_requests.answers_of(asked)
-    _rendered(text, anthropic_requests.messages_of(asked, _conversation()), tools)
+    _rendered(text, messages, tools)
 
 
 def _responses(text: TextModel, data: bytes) -> None:
-    asked = responses_input.read_body(data)
+    read = responses_input.read_body(data)
+    asked = read.asked
     items = asked.input if isinstance(asked.input, list) else ()
     tools = responses_tools.Tools(asked.tools or (), items)
     responses_requests.answers_of(asked, tools)
     responses_requests.response_options(asked)
-    messages = responses_input.messages_of(asked, _conversation(), {})
-    _rendered(text, messages, tools.told)
+    _rendered(text, read.messages, tools.told)
 
 
 def _completion(data: bytes) -> None:
@@ -297,7 +289,7 @@ _RPC = Grammar(
 
 
 def _logit_bias(data: bytes) -> None:
-    asked = requests.read_chat(b'{"messages":[{"role":"user","content":"a"}],' + data + b"}")
+    asked, _ = requests.read_chat(b'{"messages":[{"role":"user","content":"a"}],' + data + b"}")
     requests.chat_options(asked)
 
 
