@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -41,8 +41,6 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 from millstream_server.runtime.request_id import new_request_id
 from millstream_server.runtime.work.pool import WorkPool
 from millstream_server.worker_info import abilities_to_proto
-
-T = TypeVar("T")
 
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -103,8 +101,10 @@ async def take_request(
         cancel = request.cancel
         conversation.cancel(cancel.turn if cancel.HasField("turn") else None)
     elif kind == "user_turn":
-        said = request.user_turn
-        conversation.add(await _converted(pool, len(said.content), partial(_user_turn, said)))
+        said, parts = request.user_turn, len(request.user_turn.content)
+        work = partial(_user_turn, said)
+        short = parts <= _SHORT_PARTS
+        conversation.add(work() if short else await pool.run(work, parts * _SECONDS_PER_PART))
     elif kind == "tool_results":
         conversation.add(await _tool_results(request.tool_results, pool))
     elif kind == "media_chunk":
@@ -181,25 +181,29 @@ async def _messages(
     """
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequestError.of(field, f"at most {MAX_MESSAGES} messages")
-    parts = sum([len(message.content) + len(message.tool_calls) for message in messages])
-    if parts > MAX_PARTS:
-        raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
-    work = partial(_messages_from_proto, messages, field, with_media=with_media)
-    return await _converted(pool, parts + len(messages), work)
-
-
-async def _converted(pool: WorkPool, parts: int, work: Callable[[], T]) -> T:
-    if parts <= _SHORT_PARTS:
-        return work()
+    try:
+        return _messages_from_proto(messages, field, _SHORT_PARTS, with_media=with_media)
+    except _LongError:
+        parts = sum([1 + len(said.content) + len(said.tool_calls) for said in messages])
+    work = partial(_messages_from_proto, messages, field, MAX_PARTS * 2, with_media=with_media)
     return await pool.run(work, parts * _SECONDS_PER_PART)
 
 
+class _LongError(Exception):
+    """Messages have so many parts that they are converted in the pool."""
+
+
 def _messages_from_proto(
-    messages: Sequence[chat_pb2.ChatMessage], field: str, *, with_media: bool
+    messages: Sequence[chat_pb2.ChatMessage], field: str, most: int, *, with_media: bool
 ) -> list[ChatMessage]:
-    found = []
+    found, count = [], 0
     for index, message in enumerate(messages):
         content, calls = message.content, message.tool_calls
+        count += len(content) + len(calls)
+        if count > MAX_PARTS:
+            raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
+        if index + count > most:
+            raise _LongError
         path = f"{field}[{index}]"
         text, parts = _content(content, path, with_media=with_media)
         found.append(

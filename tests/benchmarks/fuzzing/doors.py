@@ -33,7 +33,6 @@ from tests.benchmarks.fuzzing.costs import Bound, Read, Reader
 from tests.benchmarks.fuzzing.trees import Grammar
 from tests.support.models.models import CHATML, save_tokenizer
 
-_MUCH = 1 << 30
 _VOCABULARY = 1024
 
 
