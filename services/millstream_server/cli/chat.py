@@ -47,6 +47,7 @@ from millstream_server.cli.flags import (
     add_target,
     command,
     fail,
+    flag,
 )
 from millstream_server.cli.sampling_flags import add_sampling_flags, knobs_given
 from millstream_server.cli.tool_files import (
@@ -92,15 +93,10 @@ def add_chat(commands: Commands) -> None:
         'millstream chat "What is it?" --image cat.png --temperature 0',
         "millstream chat --address processor.example:50051 --tls-ca-file ca.pem --api-key-file key",
     )
-    parser.add_argument(
-        "question",
-        nargs="*",
-        metavar="QUESTION",
-        help="print its answer and exit; - reads it from stdin",
-    )
+    flag(parser, "question QUESTION", "print its answer and exit; - reads it from stdin", nargs="*")
     add_target(parser)
-    parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
-    parser.add_argument("--once", metavar="TEXT", help="the same as QUESTION")
+    flag(parser, "--system TEXT", "instructions to the model")
+    flag(parser, "--once TEXT", "the same as QUESTION")
     _add_tools(parser)
     _add_media(parser)
     add_sampling_flags(parser)
@@ -109,13 +105,9 @@ def add_chat(commands: Commands) -> None:
 def _add_tools(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reasoning and tools", "see docs/tools.md")
     add_reasoning(group)
-    group.add_argument(
-        "--show-reasoning", action="store_true", help="show what the model thinks, on stderr"
-    )
+    flag(group, "--show-reasoning", "show what the model thinks, on stderr")
     add_tools(group)
-    group.add_argument(
-        "--run-tools", action="store_true", help="run the commands that FILE gives for functions"
-    )
+    flag(group, "--run-tools", "run the commands that FILE gives for functions")
 
 
 def _chat_knobs(args: argparse.Namespace, tools: Sequence[Function]) -> ChatKnobs:
@@ -134,14 +126,14 @@ def _add_media(parser: argparse.ArgumentParser) -> None:
     )
     formats = {Image: "PNG, JPEG, WebP, GIF", Video: "MP4, MOV, WebM, MKV"}
     for kind, names in formats.items():
-        group.add_argument(
-            f"--{kind.kind}",
+        flag(
+            group,
+            f"--{kind.kind} FILE",
+            f"send this {kind.kind} with the first message: {names}; may be repeated",
             dest="media",
             action="append",
             type=kind,
             default=[],
-            metavar="FILE",
-            help=f"send this {kind.kind} with the first message: {names}; may be repeated",
         )
 
 
@@ -156,7 +148,7 @@ def add_complete(commands: Commands) -> None:
         'millstream complete "Millstream is" --max-new-tokens 40',
         "millstream complete - --temperature 0 --show-usage < prompt.txt",
     )
-    parser.add_argument("prompt", metavar="PROMPT", help="text to continue; - reads it from stdin")
+    flag(parser, "prompt PROMPT", "text to continue; - reads it from stdin")
     add_target(parser)
     add_sampling_flags(parser)
 

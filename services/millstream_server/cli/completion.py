@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream_server.cli.flags import NEEDS_EXTRA, Commands, command, fail
+from millstream_server.cli.flags import NEEDS_EXTRA, Commands, command, fail, flag
 
 _SHELLS = ("bash", "zsh", "fish")
 _NOTES = """\
@@ -30,7 +30,7 @@ def add_completion(commands: Commands, whole: argparse.ArgumentParser) -> None:
         'eval "$(millstream completion bash)"',
         "millstream completion fish > ~/.config/fish/completions/millstream.fish",
     )
-    parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
+    flag(parser, "shell SHELL", ", ".join(_SHELLS), choices=_SHELLS)
 
 
 def _run(args: argparse.Namespace, whole: argparse.ArgumentParser) -> int:

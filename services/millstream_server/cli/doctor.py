@@ -21,6 +21,7 @@ from millstream_server.cli.flags import (
     add_json,
     add_model_dir,
     command,
+    flag,
 )
 from millstream_server.cli.machine import Finding, Level, miss, ok, warn
 from millstream_server.cli.suite.models import (
@@ -66,14 +67,15 @@ def add_doctor(commands: Commands) -> None:
         "millstream doctor --engine vllm --model ~/models/Qwen3-0.6B",
     )
     add_model_dir(parser)
-    parser.add_argument(
+    flag(
+        parser,
         "--engine",
+        "for `up --engine` (default: %(default)s)",
         choices=GENERATORS.names,
         default="sglang",
-        help="for `up --engine` (default: %(default)s)",
     )
-    parser.add_argument("--multimodal", action="store_true", help="for `up --multimodal`")
-    parser.add_argument("--all", action="store_true", help="for `up --all`")
+    flag(parser, "--multimodal", "for `up --multimodal`")
+    flag(parser, "--all", "for `up --all`")
     add_address(parser)
     add_json(parser, "findings")
 

@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +34,8 @@ ADDRESS_VARIABLE = "MILLSTREAM_ADDRESS"
 MODEL_HELP = "model to ask, or an alias (default: the task's, as `millstream models` shows)"
 DEFAULT_LOG_DIR = Path(".millstream/logs")
 """Of `up`."""
+_TYPES: Mapping[str, Callable[[str], Any]] = {"N": int, "X": float, "FILE": Path, "DIR": Path}
+"""What stands behind a flag, as its type."""
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"  # noqa: SLF001 - it has no public name
 
 
@@ -58,17 +60,31 @@ class Destination:
         return self.server_name or host.strip("[]")
 
 
+def flag(parser: argparse._ActionsContainer, usage: str, help_: str, **more: Any) -> None:
+    """Add an argument; ``usage`` is what help shows, such as "--seed N". A flag alone is a switch.
+
+    ``more`` is argparse's; it wins over the type that the usage stands for.
+    """
+    names = usage.split()
+    if len(names) > 1 and not names[-1].startswith("-"):
+        metavar = names.pop()
+        more = {"metavar": metavar, "type": _TYPES.get(metavar), **more}
+    elif not more:
+        more = {"action": "store_true"}
+    parser.add_argument(*names, help=help_, **more)
+
+
 def add_tls(parser: argparse.ArgumentParser) -> None:
     """Add the flags for TLS."""
     group = parser.add_argument_group("TLS", "each of these flags turns it on")
-    group.add_argument("--tls", action="store_true", help="check by the CAs that gRPC knows")
-    for flag, help_ in _TLS_FILES.items():
-        group.add_argument(flag, type=Path, metavar="FILE", help=help_)
-    group.add_argument(
-        "--tls-server-name",
+    flag(group, "--tls", "check by the CAs that gRPC knows")
+    for name, what in _TLS_FILES.items():
+        flag(group, f"{name} FILE", what)
+    flag(
+        group,
+        "--tls-server-name NAME",
+        "name in the server's certificate, if it isn't HOST",
         default="",
-        metavar="NAME",
-        help="name in the server's certificate, if it isn't HOST",
     )
 
 
@@ -78,13 +94,11 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "API key", f"for servers that require one; the flag wins over {KEY_VARIABLE}"
     )
-    group.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="file that holds the API key alone"
-    )
-    group.add_argument(
+    flag(group, "--api-key-file FILE", "file that holds the API key alone")
+    flag(
+        group,
         "--allow-plaintext-key",
-        action="store_true",
-        help="send the key without TLS to another machine, on a network that is trusted",
+        "send the key without TLS to another machine, on a network that is trusted",
     )
 
 
@@ -160,12 +174,12 @@ def _read(flag: str, file: Path) -> bytes:
 def _check_files(server: Destination) -> None:
     """Check the files before gRPC does, which says of none what is wrong with it."""
     files = (server.ca_file, server.cert_file, server.key_file)
-    for flag, file in zip(_TLS_FILES, files, strict=True):
+    for name, file in zip(_TLS_FILES, files, strict=True):
         if file is not None:
-            _read(flag, file)
-    for flag, file in (("--tls-ca-file", server.ca_file), ("--tls-cert-file", server.cert_file)):
+            _read(name, file)
+    for name, file in (("--tls-ca-file", server.ca_file), ("--tls-cert-file", server.cert_file)):
         if file is not None:
-            _check_certificate(flag, file)
+            _check_certificate(name, file)
     if server.cert_file is None and server.key_file is None:
         return
     if server.cert_file is None or server.key_file is None:
@@ -281,9 +295,7 @@ def command(
 
 def add_model_dir(parser: argparse.ArgumentParser) -> None:
     """Add the flag that names a model's directory."""
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="model directory (default: demo/model)"
-    )
+    flag(parser, "--model DIR", "model directory (default: demo/model)")
 
 
 def add_address(
@@ -294,9 +306,7 @@ def add_address(
     """Add the flag that names a server; it wins over the variable, that over ``otherwise``."""
     default = os.environ.get(ADDRESS_VARIABLE) or otherwise
     told = f"{ADDRESS_VARIABLE}, else {otherwise or 'that of `millstream up`'}"
-    parser.add_argument(
-        "--address", default=default, metavar="HOST:PORT", help=f"{what} (default: {told})"
-    )
+    flag(parser, "--address HOST:PORT", f"{what} (default: {told})", default=default)
 
 
 def add_processor(parser: argparse.ArgumentParser) -> None:
@@ -308,15 +318,13 @@ def add_processor(parser: argparse.ArgumentParser) -> None:
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the flags of commands that send requests."""
     add_processor(parser)
-    parser.add_argument("--model", default="", metavar="NAME", help=MODEL_HELP)
-    parser.add_argument(
-        "--show-usage", action="store_true", help="print times and token counts to stderr"
-    )
+    flag(parser, "--model NAME", MODEL_HELP, default="")
+    flag(parser, "--show-usage", "print times and token counts to stderr")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the flag that prints JSON in place of a table."""
-    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON, one a line")
+    flag(parser, "--json", f"print {what} as JSON, one a line")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -325,34 +333,22 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     `add_connection` has the flags that go with it.
     """
     add_address(parser, "the server")
-    parser.add_argument(
-        "address",
-        nargs="?",
-        default=argparse.SUPPRESS,
-        metavar="HOST:PORT",
-        help="the same as --address",
-    )
+    flag(parser, "address HOST:PORT", "the same as --address", nargs="?", default=argparse.SUPPRESS)
 
 
 def add_log_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str) -> None:
     """Add the flag that names the directory of a suite's logs, by which it is found."""
-    parser.add_argument(
-        "--log-dir",
-        type=Path,
-        default=DEFAULT_LOG_DIR,
-        metavar="DIR",
-        help=f"{what} (default: %(default)s)",
-    )
+    flag(parser, "--log-dir DIR", f"{what} (default: %(default)s)", default=DEFAULT_LOG_DIR)
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float | None, what: str) -> None:
     """Add the flag that bounds each call; ``what`` is bounded, None: without limit."""
-    parser.add_argument(
-        "--timeout-s",
+    flag(
+        parser,
+        "--timeout-s SECONDS",
+        f"{what} (default: {'no limit' if default_s is None else '%(default)s'})",
         type=positive_seconds,
         default=default_s,
-        metavar="SECONDS",
-        help=f"{what} (default: {'no limit' if default_s is None else '%(default)s'})",
     )
 
 

@@ -17,7 +17,7 @@ from millstream.v1 import diffusion_pb2
 from millstream_client import Client, GeneratedMedia, MediaFileError, MediaStream
 from millstream_client.diffusion_requests import DiffusionKnobs
 from millstream_server.cli.client import call_processor
-from millstream_server.cli.flags import Commands, add_target, command, fail, whole_number
+from millstream_server.cli.flags import Commands, add_target, command, fail, flag, whole_number
 
 _FORMATS = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
 
@@ -36,10 +36,8 @@ def add_image(commands: Commands) -> None:
     )
     _add_diffusion(parser, "PNG or WebP, by its suffix; default: image-SEED.png")
     group = parser.add_argument_group("image to image", "for models that can")
-    group.add_argument("--input", type=Path, metavar="FILE", help="image to start from")
-    group.add_argument(
-        "--strength", type=float, metavar="X", help="how far to go away from it, above 0 to 1"
-    )
+    flag(group, "--input FILE", "image to start from")
+    flag(group, "--strength X", "how far to go away from it, above 0 to 1")
 
 
 def add_video(commands: Commands) -> None:
@@ -53,36 +51,24 @@ def add_video(commands: Commands) -> None:
         'millstream video "a ball that rolls" --frames 17 --fps 8 -o ball.mp4',
     )
     _add_diffusion(parser, "MP4; default: video-SEED.mp4")
-    parser.add_argument("--frames", type=int, metavar="N", help="frames of the video")
-    parser.add_argument("--fps", type=int, metavar="N", help="frames per second in the file")
+    flag(parser, "--frames N", "frames of the video")
+    flag(parser, "--fps N", "frames per second in the file")
 
 
 def _add_diffusion(parser: argparse.ArgumentParser, output: str) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help="what to show")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    flag(parser, "prompt PROMPT", "what to show")
+    flag(parser, "-o --output FILE", output)
     add_target(parser)
     group = parser.add_argument_group("settings", "left out: the model's own defaults")
-    group.add_argument("--negative-prompt", "--negative", metavar="TEXT", help="what not to show")
-    group.add_argument("-n", type=int, metavar="N", help="how many; numbered files are written")
-    group.add_argument("--size", type=_size, metavar="WxH", help="in pixels")
-    group.add_argument("--steps", type=int, metavar="N", help="denoising steps")
-    group.add_argument(
-        "--guidance",
-        dest="guidance_scale",
-        type=float,
-        metavar="X",
-        help="how strongly the prompt guides",
-    )
-    group.add_argument(
-        "--seed", type=whole_number((1 << 63) - 1), metavar="N", help="random number seed"
-    )
-    group.add_argument("--scheduler", metavar="NAME", help="one that the model offers")
-    group.add_argument(
-        "--preview", type=Path, metavar="FILE", help="write a small WebP preview here while it runs"
-    )
-    group.add_argument(
-        "--preview-every-steps", type=int, metavar="N", help="every so many steps (default: 1)"
-    )
+    flag(group, "--negative-prompt --negative TEXT", "what not to show")
+    flag(group, "-n N", "how many; numbered files are written")
+    flag(group, "--size WxH", "in pixels", type=_size)
+    flag(group, "--steps N", "denoising steps")
+    flag(group, "--guidance X", "how strongly the prompt guides", dest="guidance_scale")
+    flag(group, "--seed N", "random number seed", type=whole_number((1 << 63) - 1))
+    flag(group, "--scheduler NAME", "one that the model offers")
+    flag(group, "--preview FILE", "write a small WebP preview here while it runs")
+    flag(group, "--preview-every-steps N", "every so many steps (default: 1)")
 
 
 def _size(text: str) -> tuple[int, int]:

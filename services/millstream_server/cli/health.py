@@ -18,6 +18,7 @@ from millstream_server.cli.flags import (
     command,
     explain_tls,
     fail,
+    flag,
     read_tls,
 )
 
@@ -46,9 +47,7 @@ def add_health(commands: Commands) -> None:
     )
     add_server(parser)
     add_tls(parser)
-    parser.add_argument(
-        "--service", default="", metavar="NAME", help="health name (default: the whole server)"
-    )
+    flag(parser, "--service NAME", "health name (default: the whole server)", default="")
     add_timeout(parser, 5.0, "longest time until the reply")
 
 

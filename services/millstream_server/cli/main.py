@@ -6,7 +6,6 @@ import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from millstream_server.cli import up
 from millstream_server.cli.chat import add_chat, add_complete
@@ -22,6 +21,7 @@ from millstream_server.cli.flags import (
     add_timeout,
     command,
     fail,
+    flag,
     list_examples,
     positive_seconds,
     whole_number,
@@ -115,85 +115,86 @@ def _add_up(commands: Commands) -> None:
         "millstream up --all            # images in chats, images from words, vectors, ranking",
     )
     add_model_dir(parser)
-    parser.add_argument(
-        "--model-name", default="", metavar="NAME", help="name to serve it under (default: DIR's)"
-    )
-    parser.add_argument(
+    flag(parser, "--model-name NAME", "name to serve it under (default: DIR's)", default="")
+    flag(
+        parser,
         "--topology",
+        "prefill and decode apart, or both in one worker (default: %(default)s)",
         choices=("disaggregated", "aggregated"),
         default="disaggregated",
-        help="prefill and decode apart, or both in one worker (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--engine",
+        "what computes the tokens (default: %(default)s)",
         choices=GENERATORS.names,
         default="sglang",
-        help="what computes the tokens (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--multimodal",
-        action="store_true",
-        help="take images and videos: adds an encode worker (default model: demo/vision/model)",
+        "take images and videos: adds an encode worker (default model: demo/vision/model)",
     )
     _add_workers(parser)
     _add_further(parser)
-    parser.add_argument(
+    flag(
+        parser,
         "--policy",
+        "which worker gets a request (default: %(default)s)",
         choices=[policy.value for policy in PolicyName],
         default=PolicyName.LEAST_LOADED.value,
-        help="which worker gets a request (default: %(default)s)",
     )
     _add_places(parser)
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--encode",
+    flag(
+        parser,
+        "--encode N",
+        "encode workers; includes --multimodal (default: 1 with it, else none)",
         type=whole_number(64, 1),
-        metavar="N",
-        help="encode workers; includes --multimodal (default: 1 with it, else none)",
     )
     for role in ("prefill", "decode"):
-        parser.add_argument(
-            f"--{role}", type=int, default=1, metavar="N", help=f"{role} workers (default: 1)"
-        )
+        flag(parser, f"--{role} N", f"{role} workers (default: 1)", default=1)
 
 
 def _add_further(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("further models", "each gets one worker of its own")
-    group.add_argument(
+    flag(
+        group,
         "--all",
-        action="store_true",
-        help="every service: --multimodal, and the demo models for images, vectors, ranking and "
+        "every service: --multimodal, and the demo models for images, vectors, ranking and "
         "text by diffusion",
     )
-    for flag, help_ in {
+    for name, what in {
         "--image-model": "makes images: a folder with model_index.json",
         "--embedding-model": "turns texts into vectors",
         "--rerank-model": "ranks documents: a cross-encoder",
         "--dllm-model": "a diffusion language model",
     }.items():
-        group.add_argument(flag, type=Path, metavar="DIR", help=help_)
-    group.add_argument(
+        flag(group, f"{name} DIR", what)
+    flag(
+        group,
         "--image-engine",
+        "what makes the images (default: %(default)s)",
         choices=DIFFUSERS.names,
         default="diffusers",
-        help="what makes the images (default: %(default)s)",
     )
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--host",
+        "address the Processor listens on (default: %(default)s)",
         default="127.0.0.1",
-        help="address the Processor listens on (default: %(default)s)",
     )
-    parser.add_argument(
-        "--port",
-        type=whole_number(65535, 1),
-        metavar="PORT",
-        help="port of the Processor; all other ports are then above it, the next hundred or so "
+    flag(
+        parser,
+        "--port PORT",
+        "port of the Processor; all other ports are then above it, the next hundred or so "
         "(default: 50051, or the next free one, and the ports in docs/operations.md)",
+        type=whole_number(65535, 1),
     )
     add_log_dir(parser, "where each service's log goes")
 
@@ -209,32 +210,31 @@ def _add_top(commands: Commands) -> None:
         "millstream top --workers k8s:shop/decode,k8s:shop/prefill --sort kv",
         "millstream top --once --json --workers 127.0.0.1:50061,127.0.0.1:50071",
     )
-    parser.add_argument(
-        "--workers",
-        default="",
-        metavar="W[,W…]",
-        help="HOST:PORT, dns:NAME:PORT, k8s:SERVICE, k8s:NAMESPACE/SERVICE or file:PATH, as for "
+    flag(
+        parser,
+        "--workers W[,W…]",
+        "HOST:PORT, dns:NAME:PORT, k8s:SERVICE, k8s:NAMESPACE/SERVICE or file:PATH, as for "
         "the Processor (default: the suite of `millstream up`)",
+        default="",
     )
     add_address(parser, "the Processor, to show what waits there too", "")
     add_log_dir(parser, "that suite's, as `millstream up` was told")
-    parser.add_argument(
-        "--interval",
+    flag(
+        parser,
+        "--interval SECONDS",
+        f"time between refreshes, {_SHORTEST_S:g} to {_LONGEST_S:g} (default: %(default)s)",
         type=_interval,
         default=1.0,
-        metavar="SECONDS",
-        help=f"time between refreshes, {_SHORTEST_S:g} to {_LONGEST_S:g} (default: %(default)s)",
     )
-    parser.add_argument(
+    flag(
+        parser,
         "--sort",
+        "order of workers (default: %(default)s)",
         choices=tuple(SORTS),
         default="role",
-        help="order of workers (default: %(default)s)",
     )
-    parser.add_argument(
-        "--once", action="store_true", help="measure for one interval, print one table, and end"
-    )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON each time")
+    flag(parser, "--once", "measure for one interval, print one table, and end")
+    flag(parser, "--json", "print a line of JSON each time")
     add_timeout(parser, 5.0, "with --once: longest time to wait for what workers tell")
     add_connection(parser)
 

@@ -14,7 +14,7 @@ from millstream_client import Answer, AnswerReading, Client, RenderResponse
 from millstream_client.requests import ChatKnobs
 from millstream_server.cli.answers import dim, printable, write_text
 from millstream_server.cli.client import call_processor
-from millstream_server.cli.flags import MODEL_HELP, Commands, add_processor, command, fail
+from millstream_server.cli.flags import MODEL_HELP, Commands, add_processor, command, fail, flag
 from millstream_server.cli.tool_files import add_reasoning, add_tools, reasoning_given
 
 _RENDER_NOTES = """\
@@ -39,16 +39,14 @@ def add_render(commands: Commands) -> None:
         "millstream render --messages conversation.json --tools tools.json",
         'millstream render "Hi" --json | jq -c .token_ids',
     )
-    parser.add_argument(
-        "question", nargs="*", metavar="QUESTION", help="a user's message; - reads it from stdin"
-    )
-    parser.add_argument(
-        "--messages",
+    flag(parser, "question QUESTION", "a user's message; - reads it from stdin", nargs="*")
+    flag(
+        parser,
+        "--messages FILE",
+        "a whole conversation: a JSON list of messages, as OpenAI's API takes them",
         type=_json_list,
-        metavar="FILE",
-        help="a whole conversation: a JSON list of messages, as OpenAI's API takes them",
     )
-    parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
+    flag(parser, "--system TEXT", "instructions to the model")
     add_tools(parser)
     add_reasoning(parser)
     _add_common(parser)
@@ -65,25 +63,23 @@ def add_parse(commands: Commands) -> None:
         "millstream parse --format hermes --json < answer.txt",
         "millstream parse --ids --reading prompt.json < ids.json",
     )
-    parser.add_argument(
-        "--reading",
+    flag(
+        parser,
+        "--reading FILE",
+        "what `millstream render --json` printed of the prompt",
         type=_reading,
         default=AnswerReading(),
-        metavar="FILE",
-        help="what `millstream render --json` printed of the prompt",
     )
-    parser.add_argument(
-        "--format", metavar="NAME", help="how the model writes (default: the prompt's or model's)"
-    )
+    flag(parser, "--format NAME", "how the model writes (default: the prompt's or model's)")
     add_tools(parser)
-    parser.add_argument("--ids", action="store_true", help="stdin has token ids: a JSON list")
+    flag(parser, "--ids", "stdin has token ids: a JSON list")
     _add_common(parser)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add_processor(parser)
-    parser.add_argument("--model", default="", metavar="NAME", help=MODEL_HELP)
-    parser.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    flag(parser, "--model NAME", MODEL_HELP, default="")
+    flag(parser, "--json", "print all that is known, as JSON")
 
 
 def _json_list(file: str) -> list[Any]:

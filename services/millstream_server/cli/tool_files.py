@@ -18,6 +18,7 @@ from typing import Any, Self
 from millstream_client import AnswerStream, ChatTool, Function, ToolLimits, ToolRun
 from millstream_client.openai_shapes import tools as read_tools
 from millstream_client.requests import ChatKnobs
+from millstream_server.cli.flags import flag
 
 _COMMAND_S = 30.0
 _END_S = 1.0
@@ -73,21 +74,21 @@ class ToolFile:
 
 def add_tools(parser: argparse._ActionsContainer) -> None:
     """Add the flag that names such a file."""
-    parser.add_argument(
-        "--tools",
+    flag(
+        parser,
+        "--tools FILE",
+        "functions that the model may call: a JSON file",
         type=ToolFile.read,
         default=ToolFile(),
-        metavar="FILE",
-        help="functions that the model may call: a JSON file",
     )
 
 
 def add_reasoning(parser: argparse._ActionsContainer) -> None:
     """Add the flag that says whether the model reasons."""
-    parser.add_argument(
-        "--reasoning",
-        metavar="HOW",
-        help="on, off, or how much in the model's own words, such as low; left out: its default",
+    flag(
+        parser,
+        "--reasoning HOW",
+        "on, off, or how much in the model's own words, such as low; left out: its default",
     )
 
 

@@ -24,6 +24,7 @@ from millstream_server.cli.flags import (
     add_target,
     command,
     fail,
+    flag,
 )
 
 _TASKS = {
@@ -49,21 +50,15 @@ def add_embed(commands: Commands) -> None:
         'millstream embed --compare "a cat" "a kitten" "a database"',
         "millstream embed - --dimensions 64 < lines.txt > vectors.jsonl",
     )
-    parser.add_argument(
-        "texts", nargs="+", metavar="TEXT", help="a single - reads texts from stdin, one per line"
-    )
+    flag(parser, "texts TEXT", "a single - reads texts from stdin, one per line", nargs="+")
     add_target(parser)
-    parser.add_argument(
-        "--dimensions", type=int, metavar="N", help="cut the vectors to so many numbers"
+    flag(parser, "--dimensions N", "cut the vectors to so many numbers")
+    flag(
+        parser,
+        "--prompt-name NAME",
+        "put this prompt of the model in front of each text, such as query or document",
     )
-    parser.add_argument(
-        "--prompt-name",
-        metavar="NAME",
-        help="put this prompt of the model in front of each text, such as query or document",
-    )
-    parser.add_argument(
-        "--compare", action="store_true", help="print how alike the texts are, instead of vectors"
-    )
+    flag(parser, "--compare", "print how alike the texts are, instead of vectors")
     add_json(parser, "with --compare: the rows of the table")
 
 
@@ -79,21 +74,17 @@ def add_rerank(commands: Commands) -> None:
         '"A GPU has cores."',
         'millstream rerank "What is prefill?" - --top-n 3 < passages.txt',
     )
-    parser.add_argument("query", metavar="QUERY", help="the question")
-    parser.add_argument(
-        "documents",
+    flag(parser, "query QUERY", "the question")
+    flag(
+        parser,
+        "documents DOCUMENT",
+        "a single - reads documents from stdin, one per line",
         nargs="+",
-        metavar="DOCUMENT",
-        help="a single - reads documents from stdin, one per line",
     )
     add_processor(parser)
-    parser.add_argument("--model", default="", metavar="NAME", help=MODEL_HELP)
-    parser.add_argument("--top-n", type=int, metavar="N", help="print the best N only")
-    parser.add_argument(
-        "--instruction",
-        metavar="TEXT",
-        help="what makes a document a good one, for models that read it",
-    )
+    flag(parser, "--model NAME", MODEL_HELP, default="")
+    flag(parser, "--top-n N", "print the best N only")
+    flag(parser, "--instruction TEXT", "what makes a document a good one, for models that read it")
     add_json(parser, "documents")
 
 

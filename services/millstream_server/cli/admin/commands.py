@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from millstream_server.cli.flags import Commands, add_log_dir, add_timeout, add_tls, command
+from millstream_server.cli.flags import Commands, add_log_dir, add_timeout, add_tls, command, flag
 
 Parser = argparse.ArgumentParser
 _NOTES = """\
@@ -50,12 +49,13 @@ def _whole_list(text: str) -> list[int]:
 
 
 def _pause(parser: Parser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--mode",
+        "running requests keep their KV cache, give it back and compute it again, or end "
+        "with UNAVAILABLE (default: %(default)s)",
         choices=("in-place", "retract", "abort"),
         default="in-place",
-        help="running requests keep their KV cache, give it back and compute it again, or end "
-        "with UNAVAILABLE (default: %(default)s)",
     )
 
 
@@ -67,9 +67,7 @@ def _tag(text: str) -> str:
 
 
 def _tags(parser: Parser) -> None:
-    parser.add_argument(
-        "tags", nargs="*", type=_tag, metavar="TAG", help="kv-cache, weights, cuda-graph; none: all"
-    )
+    flag(parser, "tags TAG", "kv-cache, weights, cuda-graph; none: all", nargs="*", type=_tag)
 
 
 def _release(parser: Parser) -> None:
@@ -78,31 +76,28 @@ def _release(parser: Parser) -> None:
 
 
 def _weights(parser: Parser) -> None:
-    parser.add_argument(
-        "--weight-version", required=True, metavar="NAME", help="name of the new version"
-    )
+    flag(parser, "--weight-version NAME", "name of the new version", required=True)
     sources = parser.add_mutually_exclusive_group(required=True)
-    sources.add_argument(
-        "--path", metavar="DIR", help="checkpoint on the worker, below one of its --weights-dirs"
+    flag(
+        sources, "--path DIR", "checkpoint on the worker, below one of its --weights-dirs", type=str
     )
-    sources.add_argument(
-        "--safetensors",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="files here; their tensors (BF16, F16, F32) are sent, those of the model that aren't "
+    flag(
+        sources,
+        "--safetensors FILE",
+        "files here; their tensors (BF16, F16, F32) are sent, those of the model that aren't "
         "in them stay",
+        nargs="+",
     )
-    sources.add_argument(
-        "--broadcast",
-        metavar="HOST:PORT",
-        help="rank 0 of a torch process group, which broadcasts the tensors",
+    flag(
+        sources,
+        "--broadcast HOST:PORT",
+        "rank 0 of a torch process group, which broadcasts the tensors",
     )
-    sources.add_argument(
-        "--ipc",
+    flag(
+        sources,
+        "--ipc UUID=ADDRESS",
+        "a GPU's UUID and the ZeroMQ address of its sender, on the worker; may be repeated",
         action="append",
-        metavar="UUID=ADDRESS",
-        help="a GPU's UUID and the ZeroMQ address of its sender, on the worker; may be repeated",
     )
     _timeout(parser)
     _broadcast(parser)
@@ -110,75 +105,71 @@ def _weights(parser: Parser) -> None:
 
 def _broadcast(parser: Parser) -> None:
     group = parser.add_argument_group("with --broadcast")
-    group.add_argument(
-        "--tensors",
+    flag(
+        group,
+        "--tensors FILE",
+        "safetensors files; the tensors in their headers are broadcast, in their order",
         nargs="+",
-        type=Path,
         default=[],
-        metavar="FILE",
-        help="safetensors files; the tensors in their headers are broadcast, in their order",
     )
-    group.add_argument(
-        "--rank-offset",
+    flag(
+        group,
+        "--rank-offset N[,N…]",
+        "rank of each worker's first process in the group, in the order of the workers",
         type=_whole_list,
         default=[],
-        metavar="N[,N…]",
-        help="rank of each worker's first process in the group, in the order of the workers",
     )
-    group.add_argument("--world-size", type=_whole(2), metavar="N", help="processes in the group")
-    group.add_argument(
-        "--group-name", default="weights", metavar="NAME", help="its name (default: %(default)s)"
-    )
-    group.add_argument(
-        "--backend", choices=("nccl", "gloo"), default="nccl", help="(default: %(default)s)"
-    )
+    flag(group, "--world-size N", "processes in the group", type=_whole(2))
+    flag(group, "--group-name NAME", "its name (default: %(default)s)", default="weights")
+    flag(group, "--backend", "(default: %(default)s)", choices=("nccl", "gloo"), default="nccl")
 
 
 def _flush(parser: Parser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--drain",
-        action="store_true",
-        help="take the worker out of service until open requests have ended and it is empty",
+        "take the worker out of service until open requests have ended and it is empty",
     )
     _timeout(parser)
 
 
 def _profile(parser: Parser) -> None:
-    parser.add_argument(
+    flag(
+        parser,
         "--activity",
+        "what to record; may be repeated (default: cpu, and gpu where there is one)",
         action="append",
         default=[],
         choices=("cpu", "gpu", "memory"),
-        help="what to record; may be repeated (default: cpu, and gpu where there is one)",
     )
-    parser.add_argument(
-        "--steps",
+    flag(
+        parser,
+        "--steps N",
+        "stop after so many steps of the engine (default: record until stop-profile)",
         type=_whole(1),
         default=0,
-        metavar="N",
-        help="stop after so many steps of the engine (default: record until stop-profile)",
     )
 
 
 def _adapter(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="its name in requests")
+    flag(parser, "name NAME", "its name in requests")
 
 
 def _load_adapter(parser: Parser) -> None:
     _adapter(parser)
-    parser.add_argument(
-        "path", metavar="DIR", help="its directory on the worker, below one of its --weights-dirs"
+    flag(
+        parser, "path DIR", "its directory on the worker, below one of its --weights-dirs", type=str
     )
 
 
 def _log_level(parser: Parser) -> None:
     levels = ("debug", "info", "warning", "error", "critical", "inherit")
-    parser.add_argument("level", choices=levels, help="inherit: the parent logger's level")
-    parser.add_argument(
-        "--logger",
+    flag(parser, "level", "inherit: the parent logger's level", choices=levels)
+    flag(
+        parser,
+        "--logger NAME",
+        "such as millstream_server.worker (default: the root logger)",
         default="",
-        metavar="NAME",
-        help="such as millstream_server.worker (default: the root logger)",
     )
 
 
@@ -321,26 +312,22 @@ def add_admin(commands: Commands) -> None:
         entry.add_flags(one)
         _add_servers(one, entry)
         add_tls(one)
-        one.add_argument("--json", action="store_true", help="print lines of JSON")
+        flag(one, "--json", "print lines of JSON")
 
 
 def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
     group = parser.add_argument_group("servers", "--admin, or --all")
-    group.add_argument(
-        "--admin",
+    flag(
+        group,
+        "--admin HOST:PORT",
+        "admin address, or a name in the table of `millstream up`, such as decode-1; may be "
+        "repeated",
         action="append",
         default=[],
-        metavar="HOST:PORT",
-        help="admin address, or a name in the table of `millstream up`, such as decode-1; may be "
-        "repeated",
     )
     what = "workers" if entry.of_workers else "servers"
-    group.add_argument(
-        "--all", action="store_true", help=f"all {what} of the suite that `millstream up` runs"
-    )
-    group.add_argument(
-        "--model", default="", metavar="NAME", help="with --all: only workers of this model"
-    )
+    flag(group, "--all", f"all {what} of the suite that `millstream up` runs")
+    flag(group, "--model NAME", "with --all: only workers of this model", default="")
     add_log_dir(group, "the suite's, as `millstream up` was told")
 
 

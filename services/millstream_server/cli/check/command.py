@@ -14,6 +14,7 @@ from millstream_server.cli.flags import (
     add_timeout,
     command,
     fail,
+    flag,
     positive_seconds,
     read_connection,
 )
@@ -40,27 +41,27 @@ def add_check(commands: Commands) -> None:
     )
     add_server(parser)
     add_connection(parser)
-    parser.add_argument(
-        "--wait",
+    flag(
+        parser,
+        "--wait SECONDS",
+        "wait so long for the server and its models (default: not at all)",
         type=positive_seconds,
         default=0.0,
-        metavar="SECONDS",
-        help="wait so long for the server and its models (default: not at all)",
     )
     add_timeout(parser, 60.0, "longest time for each request")
-    parser.add_argument(
-        "--model",
+    flag(
+        parser,
+        "--model NAME",
+        "check this model, and no other that isn't named (default: all)",
         action="append",
         default=[],
-        metavar="NAME",
-        help="check this model, and no other that isn't named (default: all)",
     )
-    parser.add_argument(
-        "--disaggregated",
+    flag(
+        parser,
+        "--disaggregated NAME",
+        "fail unless prefill and decode workers answer for this model",
         action="append",
         default=[],
-        metavar="NAME",
-        help="fail unless prefill and decode workers answer for this model",
     )
 
 
