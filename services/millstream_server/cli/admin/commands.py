@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from millstream_server.cli.flags import Commands, add_log_dir, add_timeout, add_tls, command, flag
 
 Parser = argparse.ArgumentParser
+Add = Callable[[Parser], None]
+"""Adds flags of a command."""
 _NOTES = """\
 Each command calls the admin port (--admin-listen) of every server that is named, at the same time.
 Exit code 0: all did it; 1: one failed; 2: a flag is wrong. Results go to stdout, progress and
@@ -22,17 +26,16 @@ class AdminCommand:
     """A command: its help and its own flags."""
 
     name: str
+    method: str
+    """Of the service."""
     sentence: str
     notes: str
     example: str
     """Its words behind `millstream admin`."""
-    add_flags: Callable[[Parser], None] = lambda _: None
+    flags: tuple[Add, ...] = ()
+    """Its own."""
     of_workers: bool = True
     """False: every server has it, the Processor too."""
-
-
-def _timeout(parser: Parser) -> None:
-    add_timeout(parser, None, "longest time to wait for open requests")
 
 
 def _whole(least: int, most: int = (1 << 32) - 1) -> Callable[[str], int]:
@@ -48,31 +51,11 @@ def _whole_list(text: str) -> list[int]:
     return [_whole(0)(part) for part in text.split(",")]
 
 
-def _pause(parser: Parser) -> None:
-    flag(
-        parser,
-        "--mode",
-        "running requests keep their KV cache, give it back and compute it again, or end "
-        "with UNAVAILABLE (default: %(default)s)",
-        choices=("in-place", "retract", "abort"),
-        default="in-place",
-    )
-
-
 def _tag(text: str) -> str:
     tags = ("kv-cache", "weights", "cuda-graph")
     if text not in tags:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(tags)}")
     return text
-
-
-def _tags(parser: Parser) -> None:
-    flag(parser, "tags TAG", "kv-cache, weights, cuda-graph; none: all", nargs="*", type=_tag)
-
-
-def _release(parser: Parser) -> None:
-    _tags(parser)
-    _timeout(parser)
 
 
 def _weights(parser: Parser) -> None:
@@ -99,8 +82,6 @@ def _weights(parser: Parser) -> None:
         "a GPU's UUID and the ZeroMQ address of its sender, on the worker; may be repeated",
         action="append",
     )
-    _timeout(parser)
-    _broadcast(parser)
 
 
 def _broadcast(parser: Parser) -> None:
@@ -124,158 +105,166 @@ def _broadcast(parser: Parser) -> None:
     flag(group, "--backend", "(default: %(default)s)", choices=("nccl", "gloo"), default="nccl")
 
 
-def _flush(parser: Parser) -> None:
-    flag(
-        parser,
-        "--drain",
-        "take the worker out of service until open requests have ended and it is empty",
-    )
-    _timeout(parser)
+def _flag(usage: str, help_: str, **more: Any) -> Add:
+    return lambda parser: flag(parser, usage, help_, **more)
 
 
-def _profile(parser: Parser) -> None:
-    flag(
-        parser,
-        "--activity",
-        "what to record; may be repeated (default: cpu, and gpu where there is one)",
-        action="append",
-        default=[],
-        choices=("cpu", "gpu", "memory"),
-    )
-    flag(
-        parser,
-        "--steps N",
-        "stop after so many steps of the engine (default: record until stop-profile)",
-        type=_whole(1),
-        default=0,
-    )
-
-
-def _adapter(parser: Parser) -> None:
-    flag(parser, "name NAME", "its name in requests")
-
-
-def _load_adapter(parser: Parser) -> None:
-    _adapter(parser)
-    flag(
-        parser, "path DIR", "its directory on the worker, below one of its --weights-dirs", type=str
-    )
-
-
-def _log_level(parser: Parser) -> None:
-    levels = ("debug", "info", "warning", "error", "critical", "inherit")
-    flag(parser, "level", "inherit: the parent logger's level", choices=levels)
-    flag(
-        parser,
-        "--logger NAME",
-        "such as millstream_server.worker (default: the root logger)",
-        default="",
-    )
-
-
+_TIMEOUT: Add = partial(add_timeout, default_s=None, what="longest time to wait for open requests")
+_TAGS = _flag("tags TAG", "kv-cache, weights, cuda-graph; none: all", nargs="*", type=_tag)
+_ADAPTER = _flag("name NAME", "its name in requests")
+_LEVELS = ("debug", "info", "warning", "error", "critical", "inherit")
 COMMANDS = (
     AdminCommand(
         name="status",
+        method="GetEngineState",
         sentence="Print what operations have set, and what the engine can do.",
         notes="Shows also the operation that runs now.",
         example="status --all",
     ),
     AdminCommand(
         name="drain",
+        method="Drain",
         sentence="Take workers out of service and wait until no request is open.",
         notes="For maintenance: the process goes on running, and stays out of service until\n"
         "`undrain`. After --timeout-s with requests still open it fails; the worker still stays\n"
         "out of service, and a second `drain` waits on.",
         example="drain --admin decode-1.example:9564 --timeout-s 300",
-        add_flags=_timeout,
+        flags=(_TIMEOUT,),
     ),
     AdminCommand(
         name="undrain",
+        method="Undrain",
         sentence="Put drained workers back into service.",
         notes="No effect on a worker that isn't drained.",
         example="undrain --admin decode-1.example:9564",
     ),
     AdminCommand(
         name="pause",
+        method="Pause",
         sentence="Stop the engine's steps.",
         notes="Requests that run wait until `continue`; routers use other workers meanwhile.",
         example="pause --mode retract --admin 127.0.0.1:9565",
-        add_flags=_pause,
+        flags=(
+            _flag(
+                "--mode",
+                "running requests keep their KV cache, give it back and compute it again, or end "
+                "with UNAVAILABLE (default: %(default)s)",
+                choices=("in-place", "retract", "abort"),
+                default="in-place",
+            ),
+        ),
     ),
     AdminCommand(
         name="continue",
+        method="Continue",
         sentence="Let the engine's steps go on.",
         notes="No effect on a worker that isn't paused.",
         example="continue --admin 127.0.0.1:9565",
     ),
     AdminCommand(
         name="release-memory",
+        method="ReleaseMemory",
         sentence="Let the engine give memory back.",
         notes="The worker goes out of service, waits until no request is open, and stays out of\n"
         "service until `resume-memory`. Prints the memory before and after, as measured; on a CPU\n"
         "the engine only flushes its cache.",
         example="release-memory kv-cache weights --admin 127.0.0.1:9565",
-        add_flags=_release,
+        flags=(_TAGS, _TIMEOUT),
     ),
     AdminCommand(
         name="resume-memory",
+        method="ResumeMemory",
         sentence="Take released memory again; back in service once nothing is released.",
         notes="No effect when nothing is released.",
         example="resume-memory --admin 127.0.0.1:9565",
-        add_flags=_tags,
+        flags=(_TAGS,),
     ),
     AdminCommand(
         name="update-weights",
+        method="UpdateWeights",
         sentence="Replace the model's weights while the worker runs.",
         notes="Weights are checked first; if they don't fit, the old ones serve on. Then the\n"
         "worker goes out of service, open requests end with the old weights, the new ones are\n"
         "loaded, and it is back in service. Update all workers of a model: name all of them with\n"
         "--admin, or give --all --model.",
         example="update-weights --weight-version step-200 --path /models/step-200 --all",
-        add_flags=_weights,
+        flags=(_weights, _TIMEOUT, _broadcast),
     ),
     AdminCommand(
         name="flush-cache",
+        method="FlushCache",
         sentence="Empty the prefix cache.",
         notes="Needs an engine without open requests; --drain waits for that.",
         example="flush-cache --drain --admin 127.0.0.1:9565",
-        add_flags=_flush,
+        flags=(
+            _flag(
+                "--drain",
+                "take the worker out of service until open requests have ended and it is empty",
+            ),
+            _TIMEOUT,
+        ),
     ),
     AdminCommand(
         name="start-profile",
+        method="StartProfile",
         sentence="Begin to record what the engine does.",
         notes="Files are written on the worker's machine; requests go on, more slowly.",
         example="start-profile --steps 20 --admin 127.0.0.1:9565",
-        add_flags=_profile,
+        flags=(
+            _flag(
+                "--activity",
+                "what to record; may be repeated (default: cpu, and gpu where there is one)",
+                dest="activities",
+                action="append",
+                default=[],
+                choices=("cpu", "gpu", "memory"),
+            ),
+            _flag(
+                "--steps N",
+                "stop after so many steps of the engine (default: record until stop-profile)",
+                type=_whole(1),
+                default=0,
+            ),
+        ),
     ),
     AdminCommand(
         name="stop-profile",
+        method="StopProfile",
         sentence="End the recording and print where its files are.",
         notes="Open the traces in a viewer such as Perfetto.",
         example="stop-profile --admin 127.0.0.1:9565",
     ),
     AdminCommand(
         name="load-lora",
+        method="LoadLora",
         sentence="Load a LoRA adapter, which requests may then name.",
         notes="Load it on all workers of a model: requests go only to workers that have it.",
         example="load-lora sql /adapters/sql --all",
-        add_flags=_load_adapter,
+        flags=(
+            _ADAPTER,
+            _flag(
+                "path DIR", "its directory on the worker, below one of its --weights-dirs", type=str
+            ),
+        ),
     ),
     AdminCommand(
         name="unload-lora",
+        method="UnloadLora",
         sentence="Remove a LoRA adapter.",
         notes="New requests that name it are refused at once; running ones end first.",
         example="unload-lora sql --all",
-        add_flags=_adapter,
+        flags=(_ADAPTER,),
     ),
     AdminCommand(
         name="list-loras",
+        method="ListLoras",
         sentence="List the loaded LoRA adapters.",
         notes="With their ranks, and their directories on the worker.",
         example="list-loras --all",
     ),
     AdminCommand(
         name="server-status",
+        method="GetServerStatus",
         sentence="Print a process's version, health, open work and settings.",
         notes="For every server, the Processor too. Secrets are masked.",
         example="server-status --admin 127.0.0.1:9564",
@@ -283,10 +272,18 @@ COMMANDS = (
     ),
     AdminCommand(
         name="set-log-level",
+        method="SetLogLevel",
         sentence="Set a logger's level, until the process restarts.",
         notes="For every server, the Processor too. `inherit` undoes it.",
         example="set-log-level debug --logger millstream_server.runtime --all",
-        add_flags=_log_level,
+        flags=(
+            _flag("level", "inherit: the parent logger's level", choices=_LEVELS),
+            _flag(
+                "--logger NAME",
+                "such as millstream_server.worker (default: the root logger)",
+                default="",
+            ),
+        ),
         of_workers=False,
     ),
 )
@@ -309,7 +306,8 @@ def add_admin(commands: Commands) -> None:
         example = f"millstream admin {entry.example}"
         one = command(below, entry.name, run, entry.sentence, entry.notes, example)
         one.set_defaults(admin_command=entry)
-        entry.add_flags(one)
+        for add in entry.flags:
+            add(one)
         _add_servers(one, entry)
         add_tls(one)
         flag(one, "--json", "print lines of JSON")

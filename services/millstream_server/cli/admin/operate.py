@@ -14,9 +14,9 @@ import grpc
 from millstream.v1 import admin_pb2_grpc, engine_control_pb2_grpc
 from millstream_client import Client
 from millstream_client.errors import from_rpc_error
-from millstream_server.cli.admin.commands import AdminCommand
 from millstream_server.cli.admin.output import Failure, JsonOutput, Output, TextOutput, explain
 from millstream_server.cli.admin.requests import AdminCall, IncompleteError, make_calls
+from millstream_server.cli.admin.results import describe
 from millstream_server.cli.client import connect
 from millstream_server.cli.flags import (
     INTERRUPTED,
@@ -116,7 +116,7 @@ async def _operate(args: argparse.Namespace) -> int:
             return fail(error, WRONG_USAGE)
         output: Output = JsonOutput() if args.json else TextOutput(several=len(servers) > 1)
         works = [
-            _run(args.admin_command, server, client, call, output)
+            _run(args, server, client, call, output)
             for server, client, call in zip(servers, clients, calls, strict=True)
         ]
         done = await asyncio.gather(*works)
@@ -124,10 +124,10 @@ async def _operate(args: argparse.Namespace) -> int:
 
 
 async def _run(
-    command: AdminCommand, server: AdminServer, client: Client, call: AdminCall, output: Output
+    args: argparse.Namespace, server: AdminServer, client: Client, call: AdminCall, output: Output
 ) -> bool:
     """Call one server; return whether it did as asked."""
-    label = server.label
+    label, command = server.label, args.admin_command
     stub: Any = (
         engine_control_pb2_grpc.EngineControlServiceStub
         if command.of_workers
@@ -144,7 +144,7 @@ async def _run(
     except (IncompleteError, ValueError) as error:
         failure = Failure("", "", str(error))
     else:
-        output.result(label, response, call.describe(response))
+        output.result(label, response, describe(args, response))
         return True
     output.failure(label, failure)
     return False

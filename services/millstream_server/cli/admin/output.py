@@ -83,7 +83,7 @@ class Failure:
 def explain(error: MillstreamError, server: Destination, command: str) -> Failure:
     """Explain a failed call of a command."""
     if error.reason in ELSEWHERE and (found := _connection(error, server)):
-        return found
+        return Failure(error.code.name, error.reason, *found)
     message = error.message
     for violation in error.violations:
         if violation.field not in message:
@@ -97,36 +97,25 @@ def explain(error: MillstreamError, server: Destination, command: str) -> Failur
     return Failure(error.code.name, error.reason, message, advice)
 
 
-def _connection(error: MillstreamError, server: Destination) -> Failure | None:
-    """Explain a failure of the connection, or a server of another kind."""
-    code, address = error.code, server.address
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Failure(
-            code.name,
-            error.reason,
-            f"{address} doesn't have this operation",
-            "give the address of --admin-listen: the Processor has server-status and "
-            "set-log-level only, and other ports have none",
-        )
-    if why := explain_tls(error.message, server):
-        return Failure(code.name, error.reason, why)
-    if code is not grpc.StatusCode.UNAVAILABLE:
+def _connection(error: MillstreamError, server: Destination) -> tuple[str, str] | None:
+    """Explain a failure of the connection, or a server of another kind; then advise."""
+    address, advice = server.address, ""
+    if error.code is grpc.StatusCode.UNIMPLEMENTED:
+        why = f"{address} doesn't have this operation"
+        advice = "give the address of --admin-listen: the Processor has server-status and "
+        advice += "set-log-level only, and other ports have none"
+    elif tls := explain_tls(error.message, server):
+        why = tls
+    elif error.code is not grpc.StatusCode.UNAVAILABLE:
         return None
-    if error.reason == CONNECTION_LOST:
-        return Failure(
-            code.name,
-            error.reason,
-            f"the connection to {address} broke before the end",
-            "does the server still run? `millstream admin status` says what was done",
-        )
-    text = " ".join(error.message.split())
-    return Failure(
-        code.name,
-        error.reason,
-        f"{address} can't be reached: {text}",
-        "does the server run, with --admin-listen at this address? From another machine the port "
-        "is open with TLS only",
-    )
+    elif error.reason == CONNECTION_LOST:
+        why = f"the connection to {address} broke before the end"
+        advice = "does the server still run? `millstream admin status` says what was done"
+    else:
+        why = f"{address} can't be reached: {' '.join(error.message.split())}"
+        advice = "does the server run, with --admin-listen at this address? From another machine "
+        advice += "the port is open with TLS only"
+    return why, advice
 
 
 class JsonOutput:

@@ -1,4 +1,4 @@
-"""What each command sends, and what describes the response."""
+"""What each command sends."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import argparse
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from millstream.v1 import admin_pb2, engine_control_pb2, tensor_pb2
 from millstream_client.transport import Metadata
 from millstream_client.writing import half_close, write
-from millstream_server.cli.admin import results
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.model_files.weights import BadSafetensorsError, StoredTensor, read_header
 
@@ -33,8 +32,6 @@ _SHORT_S = 10.0
 """Time-out of a call that needs no engine."""
 
 Report = Callable[[engine_control_pb2.OperationProgress], None]
-Describe = Callable[[Any], Sequence[str]]
-"""Returns the lines of a response, the most important one first."""
 _Args = argparse.Namespace
 
 
@@ -49,7 +46,6 @@ class AdminCall:
     method: str
     request: Message | Callable[[], AsyncGenerator[Message, None]]
     """A function: it makes a stream of requests, for each server."""
-    describe: Describe
     timeout_s: float | None = None
     """None: it lasts as long as the engine needs."""
 
@@ -101,112 +97,52 @@ async def _last(call: Any, report: Report) -> Message:
     raise IncompleteError("the call ended without a result; `status` says what was done")
 
 
+_SHORT = ("status", "undrain", "list-loras", "server-status", "set-log-level")
+"""Commands that need no engine."""
+
+
 def make_calls(args: _Args, servers: int) -> Sequence[AdminCall]:
     """Return the call for each of so many servers.
 
     Raises:
         ValueError: flags don't fit together, or a file can't be used.
     """
-    name = args.admin_command.name
+    name, method = args.admin_command.name, args.admin_command.method
     if name == "update-weights":
         return _update_weights(args, servers)
-    return [_CALLS[name](args)] * servers
-
-
-def _call(
-    method: str,
-    describe: Describe,
-    fields: Callable[[_Args], Mapping[str, Any]] = lambda _: {},
-    timeout_s: float | None = None,
-) -> Callable[[_Args], AdminCall]:
-    """Return what makes a command's call; ``fields`` are those of its request."""
-    kind = getattr(engine_control_pb2, f"{method}Request", None) or getattr(
-        admin_pb2, f"{method}Request"
-    )
-    return lambda args: AdminCall(
-        method=method, request=kind(**fields(args)), describe=describe, timeout_s=timeout_s
-    )
-
-
-def _flush_cache(args: _Args) -> AdminCall:
-    if args.timeout_s is not None and not args.drain:
+    if name == "flush-cache" and args.timeout_s is not None and not args.drain:
         raise ValueError("--timeout-s is for --drain; without it flush-cache doesn't wait")
-    request = engine_control_pb2.FlushCacheRequest(drain=args.drain, timeout=_timeout(args))
-    return AdminCall(method="FlushCache", request=request, describe=results.flushed)
+    request = _request(method, args)
+    timeout_s = _SHORT_S if name in _SHORT else None
+    return [AdminCall(method=method, request=request, timeout_s=timeout_s)] * servers
 
 
-def _start_profile(args: _Args) -> AdminCall:
-    kind = engine_control_pb2.ProfileActivity
-    activities = [_enum(kind, "PROFILE_ACTIVITY", name) for name in args.activity]
-    return AdminCall(
-        method="StartProfile",
-        request=engine_control_pb2.StartProfileRequest(activities=activities, steps=args.steps),
-        describe=partial(results.profiling, steps=args.steps),
-    )
+def _request(method: str, args: _Args) -> Message:
+    """Make a request of the flags: those that have the names of its fields."""
+    name = f"{method}Request"
+    kind: Any = getattr(engine_control_pb2, name, None) or getattr(admin_pb2, name)
+    given = {**vars(args), "timeout": _timeout(args)}
+    fields = {field.name: _value(field, given[field.name]) for field in kind.DESCRIPTOR.fields}
+    request: Message = kind(**fields)
+    return request
 
 
-def _unload_lora(args: _Args) -> AdminCall:
-    return AdminCall(
-        method="UnloadLora",
-        request=engine_control_pb2.UnloadLoraRequest(name=args.name),
-        describe=lambda _: [f"adapter {args.name} removed"],
-    )
-
-
-def _set_log_level(args: _Args) -> AdminCall:
-    level = _enum(admin_pb2.LogLevel, "LOG_LEVEL", args.level)
-    return AdminCall(
-        method="SetLogLevel",
-        request=admin_pb2.SetLogLevelRequest(logger=args.logger, level=level),
-        describe=partial(results.log_level, logger=args.logger, level=args.level),
-        timeout_s=_SHORT_S,
-    )
+def _value(field: FieldDescriptor, given: Any) -> Any:
+    """Return a field's value; a value of an enum is named without its enum, such as kv-cache."""
+    if field.enum_type is None:
+        return given
+    if isinstance(given, list):
+        return [_value(field, each) for each in given]
+    prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+    return field.enum_type.values_by_name[prefix + given.upper().replace("-", "_")].number
 
 
 def _timeout(args: _Args) -> Duration | None:
-    if args.timeout_s is None:
+    if getattr(args, "timeout_s", None) is None:
         return None
     timeout = Duration()
     timeout.FromNanoseconds(round(args.timeout_s * 1_000_000_000))
     return timeout
-
-
-def _tags(args: _Args) -> list[engine_control_pb2.MemoryTag.ValueType]:
-    return [_enum(engine_control_pb2.MemoryTag, "MEMORY_TAG", tag) for tag in args.tags]
-
-
-def _enum(kind: Any, prefix: str, name: str) -> Any:
-    """Return the number of a value that a flag names."""
-    return kind.Value(f"{prefix}_{name.upper().replace('-', '_')}")
-
-
-_CALLS: Mapping[str, Callable[[_Args], AdminCall]] = {
-    "status": _call("GetEngineState", results.engine_state, timeout_s=_SHORT_S),
-    "drain": _call("Drain", results.drained, lambda args: {"timeout": _timeout(args)}),
-    "undrain": _call("Undrain", results.undrained, timeout_s=_SHORT_S),
-    "pause": _call(
-        "Pause",
-        results.paused,
-        lambda args: {"mode": _enum(engine_control_pb2.PauseMode, "PAUSE_MODE", args.mode)},
-    ),
-    "continue": _call("Continue", results.continued),
-    "release-memory": _call(
-        "ReleaseMemory",
-        results.released,
-        lambda args: {"tags": _tags(args), "timeout": _timeout(args)},
-    ),
-    "resume-memory": _call("ResumeMemory", results.resumed, lambda args: {"tags": _tags(args)}),
-    "flush-cache": _flush_cache,
-    "start-profile": _start_profile,
-    "stop-profile": _call("StopProfile", results.profiled),
-    "load-lora": _call(
-        "LoadLora", results.loaded, lambda args: {"name": args.name, "path": args.path}
-    ),
-    "unload-lora": _unload_lora,
-    "list-loras": _call("ListLoras", results.adapters, timeout_s=_SHORT_S),
-    "server-status": _call("GetServerStatus", results.server_status, timeout_s=_SHORT_S),
-    "set-log-level": _set_log_level,
-}
 
 
 # ---- weights -----------------------------------------------------------------------------------
@@ -312,7 +248,7 @@ def _update(
         async for message in _tensor_messages(tensors):
             yield message
 
-    return AdminCall(method="UpdateWeights", request=messages, describe=results.updated)
+    return AdminCall(method="UpdateWeights", request=messages)
 
 
 def _broadcasts(

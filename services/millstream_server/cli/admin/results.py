@@ -1,8 +1,13 @@
-"""Responses as lines for people."""
+"""Responses as lines for people, the most important one first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from millstream.v1 import admin_pb2, engine_control_pb2
 
@@ -10,8 +15,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 
 
-def engine_state(response: engine_control_pb2.GetEngineStateResponse) -> Sequence[str]:
-    """Describe the state."""
+def _engine_state(response: Any) -> Sequence[str]:
     state = response.state
     causes = [
         *(["drained"] if state.drained else []),
@@ -29,32 +33,7 @@ def engine_state(response: engine_control_pb2.GetEngineStateResponse) -> Sequenc
     ]
 
 
-def drained(response: engine_control_pb2.DrainResponse) -> Sequence[str]:
-    """Describe a drain."""
-    return [
-        f"drained after {_seconds(response.progress.elapsed.ToMicroseconds())}: no request is open",
-        "out of service until `millstream admin undrain`",
-    ]
-
-
-def undrained(response: engine_control_pb2.UndrainResponse) -> Sequence[str]:
-    """Describe the end of a drain."""
-    return ["back in service" if response.was_drained else "wasn't drained; nothing was changed"]
-
-
-def paused(response: engine_control_pb2.PauseResponse) -> Sequence[str]:
-    """Describe a pause."""
-    first = "was paused already" if response.was_paused else "paused"
-    return [f"{first}; {_count(response.open_requests, 'request')} open until `continue`"]
-
-
-def continued(response: engine_control_pb2.ContinueResponse) -> Sequence[str]:
-    """Describe the end of a pause."""
-    return ["goes on" if response.was_paused else "wasn't paused; nothing was changed"]
-
-
-def released(response: engine_control_pb2.ReleaseMemoryResponse) -> Sequence[str]:
-    """Describe what was released, as measured."""
+def _released(response: Any) -> Sequence[str]:
     result = response.result
     before = set(result.already_released)
     now = [tag for tag in result.released if tag not in before]
@@ -68,8 +47,7 @@ def released(response: engine_control_pb2.ReleaseMemoryResponse) -> Sequence[str
     return [*lines, "out of service until `millstream admin resume-memory`"]
 
 
-def resumed(response: engine_control_pb2.ResumeMemoryResponse) -> Sequence[str]:
-    """Describe what was resumed."""
+def _resumed(response: Any) -> Sequence[str]:
     lines = [f"resumed: {_tags(response.resumed) or 'nothing, for nothing was released'}"]
     if response.released:
         lines.append(f"still released: {_tags(response.released)}; out of service until then")
@@ -82,48 +60,11 @@ def resumed(response: engine_control_pb2.ResumeMemoryResponse) -> Sequence[str]:
     return lines
 
 
-def updated(response: engine_control_pb2.UpdateWeightsResponse) -> Sequence[str]:
-    """Describe an update of the weights."""
-    result = response.result
-    out = _seconds(result.out_of_service.ToMicroseconds())
-    previous = result.previous_version or "a version without a name"
-    return [f"weights: {result.weight_version}, before {previous}; out of service for {out}"]
-
-
-def flushed(_: engine_control_pb2.FlushCacheResponse) -> Sequence[str]:
-    """Describe an empty cache."""
-    return ["the prefix cache is empty"]
-
-
-def profiling(response: engine_control_pb2.StartProfileResponse, *, steps: int) -> Sequence[str]:
-    """Describe a recording that began."""
-    end = f"for {_count(steps, 'step')}" if steps else "until `stop-profile`"
-    return [f"recording {end}, into {response.directory} on the worker"]
-
-
-def profiled(response: engine_control_pb2.StopProfileResponse) -> Sequence[str]:
-    """Describe the files of a recording."""
-    files = [f"{file.path} ({size(file.bytes)})" for file in response.files]
-    return [f"recorded {_count(len(files), 'file')} on the worker", *files]
-
-
-def loaded(response: engine_control_pb2.LoadLoraResponse) -> Sequence[str]:
-    """Describe a new adapter."""
-    return [f"adapter {_adapter(response.adapter)} loaded"]
-
-
-def adapters(response: engine_control_pb2.ListLorasResponse) -> Sequence[str]:
-    """Describe all adapters."""
-    found = [_adapter(adapter) for adapter in response.adapters]
-    return [_count(len(found), "adapter") if found else "no adapter is loaded", *found]
-
-
-def server_status(response: admin_pb2.GetServerStatusResponse) -> Sequence[str]:
-    """Describe a process."""
+def _server_status(response: Any) -> Sequence[str]:
     status = response.status
     health = [f"{name or 'server'} {_serving(up)}" for name, up in sorted(status.health.items())]
     open_work = [f"{name} {count}" for name, count in sorted(status.open_work.items()) if count]
-    uptime = _seconds(status.uptime.ToMicroseconds())
+    uptime = _seconds(status.uptime)
     return [
         f"{_serving(status.health.get('', False))}, pid {status.pid}, up {uptime}",
         f"version: {status.millstream_version}",
@@ -136,12 +77,6 @@ def server_status(response: admin_pb2.GetServerStatusResponse) -> Sequence[str]:
     ]
 
 
-def log_level(response: admin_pb2.SetLogLevelResponse, *, logger: str, level: str) -> Sequence[str]:
-    """Describe a changed level."""
-    before = admin_pb2.LogLevel.Name(response.previous_level).removeprefix("LOG_LEVEL_").lower()
-    return [f"level of {logger or 'the root logger'}: {level}, before {before}"]
-
-
 def size(count: int) -> str:
     """Return a number of bytes in a unit that fits."""
     amount, unit = float(count), 0
@@ -151,8 +86,13 @@ def size(count: int) -> str:
 
 
 def _tags(tags: Iterable[int]) -> str:
-    names = (engine_control_pb2.MemoryTag.Name(tag) for tag in tags)  # type: ignore[arg-type]
-    return ", ".join(name.removeprefix("MEMORY_TAG_").lower().replace("_", "-") for name in names)
+    return ", ".join(_word(engine_control_pb2.MemoryTag, tag) for tag in tags)
+
+
+def _word(kind: Any, value: int) -> str:
+    """Return a value of an enum as flags name it."""
+    prefix = str(kind.Name(0)).removesuffix("UNSPECIFIED")
+    return str(kind.Name(value)).removeprefix(prefix).lower().replace("_", "-")
 
 
 def _adapter(adapter: engine_control_pb2.LoadedLora) -> str:
@@ -168,5 +108,65 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _seconds(microseconds: int) -> str:
-    return f"{microseconds / 1_000_000:.2f} s"
+def _seconds(duration: Duration) -> str:
+    return f"{duration.ToMicroseconds() / 1_000_000:.2f} s"
+
+
+def _paused(response: Any) -> Sequence[str]:
+    first = "was paused already" if response.was_paused else "paused"
+    return [f"{first}; {_count(response.open_requests, 'request')} open until `continue`"]
+
+
+def _updated(result: Any) -> Sequence[str]:
+    previous = result.previous_version or "a version without a name"
+    out = _seconds(result.out_of_service)
+    return [f"weights: {result.weight_version}, before {previous}; out of service for {out}"]
+
+
+def _profiling(response: Any, steps: int) -> Sequence[str]:
+    end = f"for {_count(steps, 'step')}" if steps else "until `stop-profile`"
+    return [f"recording {end}, into {response.directory} on the worker"]
+
+
+def _log_level(response: Any, args: argparse.Namespace) -> Sequence[str]:
+    before = _word(admin_pb2.LogLevel, response.previous_level)
+    return [f"level of {args.logger or 'the root logger'}: {args.level}, before {before}"]
+
+
+_LINES: Mapping[str, Callable[[Any, argparse.Namespace], Sequence[str]]] = {
+    "status": lambda response, _: _engine_state(response),
+    "drain": lambda response, _: [
+        f"drained after {_seconds(response.progress.elapsed)}: no request is open",
+        "out of service until `millstream admin undrain`",
+    ],
+    "undrain": lambda response, _: [
+        "back in service" if response.was_drained else "wasn't drained; nothing was changed"
+    ],
+    "pause": lambda response, _: _paused(response),
+    "continue": lambda response, _: [
+        "goes on" if response.was_paused else "wasn't paused; nothing was changed"
+    ],
+    "release-memory": lambda response, _: _released(response),
+    "resume-memory": lambda response, _: _resumed(response),
+    "update-weights": lambda response, _: _updated(response.result),
+    "flush-cache": lambda *_: ["the prefix cache is empty"],
+    "start-profile": lambda response, args: _profiling(response, args.steps),
+    "stop-profile": lambda response, _: [
+        f"recorded {_count(len(response.files), 'file')} on the worker",
+        *(f"{file.path} ({size(file.bytes)})" for file in response.files),
+    ],
+    "load-lora": lambda response, _: [f"adapter {_adapter(response.adapter)} loaded"],
+    "unload-lora": lambda _, args: [f"adapter {args.name} removed"],
+    "list-loras": lambda response, _: [
+        _count(len(response.adapters), "adapter") if response.adapters else "no adapter is loaded",
+        *map(_adapter, response.adapters),
+    ],
+    "server-status": lambda response, _: _server_status(response),
+    "set-log-level": _log_level,
+}
+"""By command; some depend on its flags."""
+
+
+def describe(args: argparse.Namespace, response: Message) -> Sequence[str]:
+    """Return the lines of a command's response."""
+    return _LINES[args.admin_command.name](response, args)
