@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.slot_streams import trace_of
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.rpc.http import HttpCall
-from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry.tracing import ambient
 
 
@@ -29,30 +28,6 @@ def common_fields(asked: Asked, call: HttpCall) -> dict[str, Any]:
         "trace": trace_of(call, ambient()),
         "deadline_s": Caller.of(call).deadline_s,
     }
-
-
-class Held:
-    """Counts an answer's parts among what open requests hold, to the end of a ``with`` block."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        """Count in ``ledger``."""
-        self._ledger = ledger
-        self._nbytes = 0
-
-    def take(self, nbytes: int) -> None:
-        """Count more.
-
-        Raises:
-            OverloadedError: there is no memory for it.
-        """
-        self._ledger.take(nbytes)
-        self._nbytes += nbytes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ledger.give_back(self._nbytes)
 
 
 class Pieces:

@@ -12,9 +12,9 @@ from typing import Any
 
 from millstream_server.diffusion.request import Chunk, FileFormat, Finished, Progress
 from millstream_server.processor.http import images_schema as schema
-from millstream_server.processor.http.forwarded import Held
 from millstream_server.processor.http.output import encode
 from millstream_server.runtime.rpc.http import HttpCall
+from millstream_server.runtime.rpc.ledger import Hold
 
 
 class Files:
@@ -22,7 +22,7 @@ class Files:
 
     stopped = None
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Hold) -> None:
         """Count their bytes in ``held``."""
         self._held = held
         self._parts: defaultdict[int, list[bytes]] = defaultdict(list)
@@ -86,7 +86,7 @@ class ImageEvents(Files):
 
     gathers = False
 
-    def __init__(self, call: HttpCall, held: Held, drawn: Drawn) -> None:
+    def __init__(self, call: HttpCall, held: Hold, drawn: Drawn) -> None:
         """Send by ``call``."""
         super().__init__(held)
         self._call = call

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,12 +16,13 @@ from millstream_server.processor.http import bodies
 from millstream_server.processor.http import images_schema as schema
 from millstream_server.processor.http.errors import refusing
 from millstream_server.processor.http.form import read_form
-from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
+from millstream_server.processor.http.forwarded import Pieces, common_fields
 from millstream_server.processor.http.image_output import Drawn, Files, ImageEvents, written
 from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.schema import check_supported, read
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.rpc.http import EVENTS, Endpoint, HttpCall
+from millstream_server.runtime.rpc.ledger import Hold
 
 _GENERATIONS = msgspec.json.Decoder(schema.Generations)
 _SIZE = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,5})")
@@ -62,7 +64,7 @@ class ImageEndpoints:
     async def _serve(
         self, asked: schema.Images, request: DiffusionRequest, kind: str, call: HttpCall
     ) -> None:
-        with self._calls.call(), Held(self._calls.held) as held:
+        with self._calls.call(), closing(Hold(self._calls.held)) as held:
             if asked.stream:
                 call.respond(EVENTS)
                 await self._stream(asked, request, kind, held, call)
@@ -76,7 +78,7 @@ class ImageEndpoints:
         asked: schema.Images,
         request: DiffusionRequest,
         kind: str,
-        held: Held,
+        held: Hold,
         call: HttpCall,
     ) -> None:
         defaults = self._core.defaults(request.model)

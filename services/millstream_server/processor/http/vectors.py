@@ -8,6 +8,7 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,12 +25,13 @@ from millstream_server.embedding.request import (
 from millstream_server.processor.http import bodies
 from millstream_server.processor.http import vectors_schema as schema
 from millstream_server.processor.http.errors import refusing
-from millstream_server.processor.http.forwarded import Held, Pieces, common_fields
+from millstream_server.processor.http.forwarded import Pieces, common_fields
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.schema import TokenId, decoded, read
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
+from millstream_server.runtime.rpc.ledger import Hold
 
 T = TypeVar("T")
 
@@ -91,7 +93,7 @@ class VectorEndpoints:
             prompt_name=asked.prompt_name,
             **common_fields(asked, call),
         )
-        with self._calls.call(), Held(self._calls.held) as held:
+        with self._calls.call(), closing(Hold(self._calls.held)) as held:
             found = _Found(len(request.inputs), held)
             end = await self._core.embed(request, found)
             write = _base64 if asked.encoding_format == "base64" else _numbers
@@ -261,7 +263,7 @@ class _Found:
 
     stopped = None
 
-    def __init__(self, inputs: int, held: Held) -> None:
+    def __init__(self, inputs: int, held: Hold) -> None:
         self.rows = [b""] * inputs
         self._held = held
 
