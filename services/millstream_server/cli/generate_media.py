@@ -19,7 +19,9 @@ from millstream_client.diffusion_requests import DiffusionKnobs
 from millstream_server.cli.client import call_processor
 from millstream_server.cli.flags import Commands, add_target, command, fail, flag, whole_number
 
-_FORMATS = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
+_IMAGES = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
+_VIDEOS = (".mp4",)
+_NOTES = "The same seed and settings give the same file. Ctrl-C stops the work within one step."
 
 
 def add_image(commands: Commands) -> None:
@@ -27,13 +29,14 @@ def add_image(commands: Commands) -> None:
     parser = command(
         commands,
         "image",
-        _run_image,
+        _run,
         "Make an image from words, or from an image and words.",
-        "The same seed and settings give the same file. Ctrl-C stops the work within one step.",
+        _NOTES,
         'millstream image "a red circle on a white background" -o circle.png',
         'millstream image "a blue square" --seed 7 --steps 20 -n 4 -o square.webp',
         'millstream image "a green square" --input circle.png --strength 0.8 -o changed.png',
     )
+    parser.set_defaults(suffixes=_IMAGES)
     _add_diffusion(parser, "PNG or WebP, by its suffix; default: image-SEED.png")
     group = parser.add_argument_group("image to image", "for models that can")
     flag(group, "--input FILE", "image to start from")
@@ -45,11 +48,12 @@ def add_video(commands: Commands) -> None:
     parser = command(
         commands,
         "video",
-        _run_video,
+        _run,
         "Make a video from words.",
-        "The same seed and settings give the same file. Ctrl-C stops the work within one step.",
+        _NOTES,
         'millstream video "a ball that rolls" --frames 17 --fps 8 -o ball.mp4',
     )
+    parser.set_defaults(suffixes=_VIDEOS)
     _add_diffusion(parser, "MP4; default: video-SEED.mp4")
     flag(parser, "--frames N", "frames of the video")
     flag(parser, "--fps N", "frames per second in the file")
@@ -79,50 +83,37 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _run_image(args: argparse.Namespace) -> int:
-    if args.output is not None and args.output.suffix.lower() not in _FORMATS:
-        return fail("-o must end in .png or .webp")
-    return call_processor(args, lambda client, _: _image(client, args))
+def _run(args: argparse.Namespace) -> int:
+    if args.output is not None and args.output.suffix.lower() not in args.suffixes:
+        return fail(f"-o must end in {' or '.join(args.suffixes)}")
+    return call_processor(args, lambda client, _: _make(client, args))
 
 
-def _run_video(args: argparse.Namespace) -> int:
-    if args.output is not None and args.output.suffix.lower() != ".mp4":
-        return fail("-o must end in .mp4")
-    return call_processor(args, lambda client, _: _video(client, args))
-
-
-async def _image(client: Client, args: argparse.Namespace) -> int:
+async def _make(client: Client, args: argparse.Namespace) -> int:
+    if args.suffixes is _VIDEOS:
+        video = client.generate_video(args.prompt, frames=args.frames, fps=args.fps, **_knobs(args))
+        return await _save(video, args)
     suffix = args.output.suffix.lower() if args.output else ".png"
     try:
-        stream = client.generate_image(
+        image = client.generate_image(
             args.prompt,
             image=args.input,
             strength=args.strength,
-            format=_FORMATS[suffix],
-            model=args.model,
+            format=_IMAGES[suffix],
             **_knobs(args),
         )
     except MediaFileError as error:
         return fail(error.message)
-    return await _save(stream, args)
-
-
-async def _video(client: Client, args: argparse.Namespace) -> int:
-    return await _save(
-        client.generate_video(
-            args.prompt, frames=args.frames, fps=args.fps, model=args.model, **_knobs(args)
-        ),
-        args,
-    )
+    return await _save(image, args)
 
 
 def _knobs(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options whose flags were given."""
+    names = DiffusionKnobs.__annotations__
     given = {
-        name: value
-        for name, value in vars(args).items()
-        if name in DiffusionKnobs.__annotations__ and value is not None
+        name: value for name, value in vars(args).items() if name in names and value is not None
     }
+    given["model"] = args.model
     if args.size is not None:
         given["width"], given["height"] = args.size
     if args.preview is not None:

@@ -223,6 +223,8 @@ def _cells(model: processor_pb2.ServedModel) -> dict[str, str]:
 
 
 def _fields(model: processor_pb2.ServedModel) -> dict[str, Any]:
+    form = model.answer_format
+    has_form = model.HasField("answer_format")
     return {
         "name": model.name,
         "ready": model.ready,
@@ -235,11 +237,5 @@ def _fields(model: processor_pb2.ServedModel) -> dict[str, Any]:
         "adapters": list(model.adapters),
         "tokenizer": model.text_files.tokenizer,
         "chat_template": model.text_files.chat_template,
-        "answer_format": _answer_format(model),
+        "answer_format": {"name": form.name, "reason": form.reason} if has_form else None,
     }
-
-
-def _answer_format(model: processor_pb2.ServedModel) -> dict[str, str] | None:
-    if not model.HasField("answer_format"):
-        return None
-    return {"name": model.answer_format.name, "reason": model.answer_format.reason}

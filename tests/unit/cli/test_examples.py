@@ -100,7 +100,7 @@ def test_each_further_model_has_a_command(plan: SuitePlan, tmp_path: Path) -> No
     further = tuple(FurtherModel(task, tmp_path, f"demo-{task.value}") for task in Task)
     lines = examples(SuitePlan(replace(plan.options, further=further), plan.services))
     commands = [_flags(line).run.__name__ for line in lines if "curl" not in line]
-    assert commands == ["run", "run", "_run_image", "run", "_run_embed", "_run_rerank"]
+    assert commands == ["run", "run", "_run", "run", "_run_embed", "_run_rerank"]
     assert _flags(lines[0]).model == "", "the default, though two models can chat"
     assert _flags(lines[3]).model == "demo-dllm"
 

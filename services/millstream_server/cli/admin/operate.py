@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -35,16 +35,8 @@ _AFTER_INTERRUPT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AdminServer:
-    """A server, and what its lines of output begin with."""
-
-    label: str
-    destination: Destination
-
-
-def chosen_servers(args: argparse.Namespace) -> list[AdminServer]:
-    """Return the servers that the flags name.
+def _servers(args: argparse.Namespace) -> list[tuple[str, Destination]]:
+    """Return the servers that the flags name, each with what its lines of output begin with.
 
     Raises:
         ValueError: they name none, a suite that doesn't run, or a file that can't be used.
@@ -71,7 +63,7 @@ def chosen_servers(args: argparse.Namespace) -> list[AdminServer]:
     servers = []
     for label, address in named:
         key = key_of.get(address.replace("localhost:", "127.0.0.1:"), other)
-        servers.append(AdminServer(label, replace(base, address=address, api_key=key)))
+        servers.append((label, replace(base, address=address, api_key=key)))
     return servers
 
 
@@ -107,11 +99,9 @@ def operate(args: argparse.Namespace) -> int:
 async def _operate(args: argparse.Namespace) -> int:
     async with contextlib.AsyncExitStack() as stack:
         try:
-            servers = chosen_servers(args)
+            servers = _servers(args)
             calls = make_calls(args, len(servers))
-            clients = [
-                await stack.enter_async_context(connect(server.destination)) for server in servers
-            ]
+            clients = [await stack.enter_async_context(connect(server)) for _, server in servers]
         except (OSError, ValueError) as error:
             return fail(error, WRONG_USAGE)
         output: Output = JsonOutput() if args.json else TextOutput(several=len(servers) > 1)
@@ -124,10 +114,14 @@ async def _operate(args: argparse.Namespace) -> int:
 
 
 async def _run(
-    args: argparse.Namespace, server: AdminServer, client: Client, call: AdminCall, output: Output
+    args: argparse.Namespace,
+    named: tuple[str, Destination],
+    client: Client,
+    call: AdminCall,
+    output: Output,
 ) -> bool:
     """Call one server; return whether it did as asked."""
-    label, command = server.label, args.admin_command
+    command, (label, server) = args.admin_command, named
     stub: Any = (
         engine_control_pb2_grpc.EngineControlServiceStub
         if command.of_workers
@@ -140,7 +134,7 @@ async def _run(
             client.metadata(),
         )
     except grpc.aio.AioRpcError as error:
-        failure = explain(from_rpc_error(error), server.destination, command.name)
+        failure = explain(from_rpc_error(error), server, command.name)
     except (IncompleteError, ValueError) as error:
         failure = Failure("", "", str(error))
     else:

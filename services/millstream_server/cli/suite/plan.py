@@ -7,7 +7,7 @@ import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream_server.cli.flags import DEFAULT_LOG_DIR
@@ -28,14 +28,7 @@ PORTS = {
 }
 """By role, from which on the first free one is taken."""
 BOOTSTRAP_PORT = 8998
-METRICS_PORT = 9464
-ADMIN_PORT = 9564
-_DEFAULT_PORTS = {
-    **PORTS,
-    "bootstrap": BOOTSTRAP_PORT,
-    "metrics": METRICS_PORT,
-    "admin": ADMIN_PORT,
-}
+_DEFAULT_PORTS = {**PORTS, "bootstrap": BOOTSTRAP_PORT, "metrics": 9464, "admin": 9564}
 _STEPS = {
     **{role: port - PORTS["processor"] for role, port in PORTS.items()},
     "bootstrap": 60,
@@ -186,12 +179,8 @@ class SuitePlan:
         if service.role == "processor":
             return module + self._processor_flags()
         if service.role == "encode":
-            return [
-                *module,
-                *service.flags(),
-                *self._model_flags(),
-                *self._flags_of_engine(service),
-            ]
+            own = [*self._model_flags(), *self._flags_of_engine(service)]
+            return module + service.flags() + own
         if service.further is not None:
             return module + service.flags() + service.further.flags(self.options.engine)
         return module + self._worker_flags(service)
@@ -298,49 +287,31 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
     roles = ["encode"] * options.encode + roles + ["decode"] * options.decode
     if options.encode:
         check_vision(options.model)  # before anything is started
-    front = _processor(options, ports)
+    front = _service(options, ports, "processor", "processor", options.host)
     wanted: list[tuple[str, str, FurtherModel | None]] = [(role, role, None) for role in roles]
     wanted += [(model.task.value, model.task.role, model) for model in options.further]
     workers = []
     for i, (kind, role, further) in enumerate(wanted):
         number = 1 + sum(other == kind for other, _, _ in wanted[:i])
+        worker = _service(options, ports, f"{kind}-{number}", role, LOOPBACK)
         gpu = i % gpus if gpus > 1 else None
-        workers.append(_worker(options, ports, f"{kind}-{number}", role, further=further, gpu=gpu))
+        workers.append(replace(worker, further=further, gpu=gpu))
     return SuitePlan(options, (*workers, front))
 
 
-def _worker(
-    options: UpOptions,
-    ports: PortClaims,
-    name: str,
-    role: str,
-    *,
-    further: FurtherModel | None,
-    gpu: int | None,
+def _service(
+    options: UpOptions, ports: PortClaims, name: str, role: str, host: str
 ) -> PlannedService:
+    def claimed(kind: str, host: str = LOOPBACK) -> int:
+        return ports.next_free(host, options.first_port(kind))
+
+    exactly = role == "processor" and options.port is not None
+    port = ports.exactly(host, options.first_port(role)) if exactly else claimed(role, host)
     return PlannedService(
         name=name,
         role=role,
-        address=f"{LOOPBACK}:{ports.next_free(LOOPBACK, options.first_port(role))}",
-        metrics_port=ports.next_free(LOOPBACK, options.first_port("metrics")),
-        admin_port=ports.next_free(LOOPBACK, options.first_port("admin")),
-        bootstrap_port=ports.next_free(LOOPBACK, options.first_port("bootstrap"))
-        if role == "prefill"
-        else None,
-        gpu=gpu,
-        further=further,
-    )
-
-
-def _processor(options: UpOptions, ports: PortClaims) -> PlannedService:
-    if options.port is None:
-        port = ports.next_free(options.host, PORTS["processor"])
-    else:
-        port = ports.exactly(options.host, options.port)
-    return PlannedService(
-        name="processor",
-        role="processor",
-        address=f"{options.host}:{port}",
-        metrics_port=ports.next_free(LOOPBACK, options.first_port("metrics")),
-        admin_port=ports.next_free(LOOPBACK, options.first_port("admin")),
+        address=f"{host}:{port}",
+        metrics_port=claimed("metrics"),
+        admin_port=claimed("admin"),
+        bootstrap_port=claimed("bootstrap") if role == "prefill" else None,
     )
