@@ -67,13 +67,7 @@ def add_doctor(commands: Commands) -> None:
         "millstream doctor --engine vllm --model ~/models/Qwen3-0.6B",
     )
     add_model_dir(parser)
-    flag(
-        parser,
-        "--engine",
-        "for `up --engine` (default: %(default)s)",
-        choices=GENERATORS.names,
-        default="sglang",
-    )
+    flag(parser, "--engine", "for `up --engine`", choices=GENERATORS.names)
     flag(parser, "--multimodal", "for `up --multimodal`")
     flag(parser, "--all", "for `up --all`")
     add_address(parser)

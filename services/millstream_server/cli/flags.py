@@ -63,7 +63,8 @@ class Destination:
 def flag(parser: argparse._ActionsContainer, usage: str, help_: str, **more: Any) -> None:
     """Add an argument; ``usage`` is what help shows, such as "--seed N". A flag alone is a switch.
 
-    ``more`` is argparse's; it wins over the type that the usage stands for.
+    ``more`` is argparse's; it wins over the type that the usage stands for. Of a flag's ``choices``
+    the first is the default, as its help says.
     """
     names = usage.split()
     if len(names) > 1 and not names[-1].startswith("-"):
@@ -71,6 +72,9 @@ def flag(parser: argparse._ActionsContainer, usage: str, help_: str, **more: Any
         more = {"metavar": metavar, "type": _TYPES.get(metavar), **more}
     elif not more:
         more = {"action": "store_true"}
+    elif usage.startswith("-") and set(more) == {"choices"}:
+        more = {"default": more["choices"][0], **more}
+        help_ = f"{help_} (default: %(default)s)".strip()
     parser.add_argument(*names, help=help_, **more)
 
 

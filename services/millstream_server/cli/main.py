@@ -119,17 +119,10 @@ def _add_up(commands: Commands) -> None:
     flag(
         parser,
         "--topology",
-        "prefill and decode apart, or both in one worker (default: %(default)s)",
+        "prefill and decode apart, or both in one worker",
         choices=("disaggregated", "aggregated"),
-        default="disaggregated",
     )
-    flag(
-        parser,
-        "--engine",
-        "what computes the tokens (default: %(default)s)",
-        choices=GENERATORS.names,
-        default="sglang",
-    )
+    flag(parser, "--engine", "what computes the tokens", choices=GENERATORS.names)
     flag(
         parser,
         "--multimodal",
@@ -226,13 +219,7 @@ def _add_top(commands: Commands) -> None:
         type=_interval,
         default=1.0,
     )
-    flag(
-        parser,
-        "--sort",
-        "order of workers (default: %(default)s)",
-        choices=tuple(SORTS),
-        default="role",
-    )
+    flag(parser, "--sort", "order of workers", choices=tuple(SORTS))
     flag(parser, "--once", "measure for one interval, print one table, and end")
     flag(parser, "--json", "print a line of JSON each time")
     add_timeout(parser, 5.0, "with --once: longest time to wait for what workers tell")

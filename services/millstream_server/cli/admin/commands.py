@@ -102,7 +102,7 @@ def _broadcast(parser: Parser) -> None:
     )
     flag(group, "--world-size N", "processes in the group", type=_whole(2))
     flag(group, "--group-name NAME", "its name (default: %(default)s)", default="weights")
-    flag(group, "--backend", "(default: %(default)s)", choices=("nccl", "gloo"), default="nccl")
+    flag(group, "--backend", "", choices=("nccl", "gloo"))
 
 
 def _flag(usage: str, help_: str, **more: Any) -> Add:
@@ -148,9 +148,8 @@ COMMANDS = (
             _flag(
                 "--mode",
                 "running requests keep their KV cache, give it back and compute it again, or end "
-                "with UNAVAILABLE (default: %(default)s)",
+                "with UNAVAILABLE",
                 choices=("in-place", "retract", "abort"),
-                default="in-place",
             ),
         ),
     ),

@@ -6,7 +6,7 @@ They come from its load reports (ORCA), which its own port has, so that an addre
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -36,10 +36,6 @@ class ProcessorRow:
     ttft_s: float | None
     """Mean time to the first token, of those that came since the last refresh."""
     problem: str = ""
-
-    def as_object(self) -> dict[str, Any]:
-        """Return its fields as JSON takes them."""
-        return asdict(self)
 
 
 class ProcessorWatch:

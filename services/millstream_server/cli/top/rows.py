@@ -188,7 +188,7 @@ class Meter:
         return rows
 
     def _row(self, state: WorkerState, now_s: float) -> Row:
-        info, load = state.info, state.load
+        info, load = state.info or worker_pb2.WorkerInfo(), state.load
         health, mood = status_of(state, now_s)
         total = now = tokens_per_s = None
         if load is not None:
@@ -202,9 +202,9 @@ class Meter:
         return Row(
             address=state.address,
             name=state.name,
-            worker_id=info.worker_id if info else "",
-            role=role_name(info.role) if info else "",
-            model=info.model if info else "",
+            worker_id=info.worker_id,
+            role=role_name(info.role) if state.info else "",
+            model=info.model,
             health=health,
             problem=state.problem,
             running=load.running_requests if load else None,
@@ -215,8 +215,8 @@ class Meter:
             hits=total.hit_rate if total is not None else None,
             tokens_per_s=tokens_per_s,
             since_progress_s=max(waits, default=None),
-            weight_version=info.weight_version if info else "",
-            adapters=tuple(adapter.name for adapter in info.adapters) if info else (),
+            weight_version=info.weight_version,
+            adapters=tuple(adapter.name for adapter in info.adapters),
             ranks=ranks,
             state=state,
             mood=mood,

@@ -139,15 +139,21 @@ def _cells(row: Row, signs: str, hidden: frozenset[str]) -> dict[str, str | Text
         "role": row.role or _NOTHING,
         "model": row.model or _NOTHING,
         "health": Text(row.health, style=row.mood.value),
-        "run": _number(row.running),
-        "queue": _number(row.queued),
-        "KV in use": _kv(row.used_blocks or 0, row.total_blocks or 0, signs, hidden),
-        "cached now": percent(row.hits_now),
-        "in all": percent(row.hits),
-        "tokens/s": _number(row.tokens_per_s),
+        **_load(row, signs, hidden),
         "progress": _progress(row.since_progress_s) if row.ranks else _NOTHING,
         "weights": row.weight_version or _NOTHING,
         "adapters": ", ".join(row.adapters) or _NOTHING,
+    }
+
+
+def _load(row: Row | ModelRow, signs: str, hidden: frozenset[str]) -> dict[str, str | Text]:
+    return {
+        "run": _number(row.running),
+        "queue": _number(row.queued),
+        "KV in use": _kv(row, signs, hidden),
+        "cached now": percent(row.hits_now),
+        "in all": percent(row.hits),
+        "tokens/s": _number(row.tokens_per_s),
     }
 
 
@@ -157,30 +163,18 @@ def _rank_cells(rank: RankRow, signs: str, hidden: frozenset[str]) -> dict[str, 
         "health": f"{rank.queued_tokens:,} tokens queued" if rank.queued_tokens else "",
         "run": str(rank.running),
         "queue": str(rank.queued),
-        "KV in use": _kv(rank.used_blocks, rank.total_blocks, signs, hidden),
+        "KV in use": _kv(rank, signs, hidden),
         "progress": _progress(rank.idle_s),
     }
 
 
 def _models(models: Sequence[ModelRow], signs: str, hidden: frozenset[str]) -> list[_Line]:
-    return [
-        _Line(
-            {
-                "model": row.model,
-                "serving": Text(
-                    f"{row.serving} of {row.workers}",
-                    style="" if row.serving == row.workers else Mood.PASSING.value,
-                ),
-                "run": str(row.running),
-                "queue": str(row.queued),
-                "KV in use": _kv(row.used_blocks, row.total_blocks, signs, hidden),
-                "cached now": percent(row.hits_now),
-                "in all": percent(row.hits),
-                "tokens/s": _number(row.tokens_per_s),
-            }
-        )
-        for row in models
-    ]
+    lines = []
+    for row in models:
+        style = "" if row.serving == row.workers else Mood.PASSING.value
+        serving = Text(f"{row.serving} of {row.workers}", style=style)
+        lines.append(_Line({"model": row.model, "serving": serving, **_load(row, signs, hidden)}))
+    return lines
 
 
 def _problems(rows: Sequence[Row], now_s: float) -> list[str]:
@@ -214,10 +208,10 @@ def percent(share: float | None) -> str:
     return _NOTHING if share is None else f"{share * 100:.0f} %"
 
 
-def _kv(used: int, total: int, signs: str, hidden: frozenset[str]) -> Text | str:
-    if not total:
+def _kv(row: Row | RankRow | ModelRow, signs: str, hidden: frozenset[str]) -> Text | str:
+    if not row.total_blocks:
         return _NOTHING
-    share = used / total
+    share = (row.used_blocks or 0) / row.total_blocks
     if "bars" in hidden:
         return percent(share)
     colour = "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"
@@ -237,13 +231,13 @@ def as_object(
     """Return everything as JSON takes it; rates of 0 to 1, times in seconds, null: not known."""
     return {
         "time": time,
-        "processor": front.as_object() if front else None,
+        "processor": _fields(front) if front else None,
         "workers": [{**_fields(row), "ranks": list(map(_fields, row.ranks))} for row in rows],
         "models": list(map(_fields, models)),
     }
 
 
-def _fields(row: Row | RankRow | ModelRow) -> dict[str, Any]:
+def _fields(row: ProcessorRow | Row | RankRow | ModelRow) -> dict[str, Any]:
     names = [field.name for field in fields(row)]
     if "ranks" in names:  # what follows is for the table
         names = names[: names.index("ranks")]
