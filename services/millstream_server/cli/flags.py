@@ -78,12 +78,17 @@ def flag(parser: argparse._ActionsContainer, usage: str, help_: str, **more: Any
     parser.add_argument(*names, help=help_, **more)
 
 
+def flags(parser: argparse._ActionsContainer, table: Mapping[str, str], **more: Any) -> None:
+    """Add several: each usage with its help."""
+    for usage, help_ in table.items():
+        flag(parser, usage, help_, **more)
+
+
 def add_tls(parser: argparse.ArgumentParser) -> None:
     """Add the flags for TLS."""
     group = parser.add_argument_group("TLS", "each of these flags turns it on")
     flag(group, "--tls", "check by the CAs that gRPC knows")
-    for name, what in _TLS_FILES.items():
-        flag(group, f"{name} FILE", what)
+    flags(group, {f"{name} FILE": what for name, what in _TLS_FILES.items()})
     flag(
         group,
         "--tls-server-name NAME",
@@ -99,11 +104,8 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         "API key", f"for servers that require one; the flag wins over {KEY_VARIABLE}"
     )
     flag(group, "--api-key-file FILE", "file that holds the API key alone")
-    flag(
-        group,
-        "--allow-plaintext-key",
-        "send the key without TLS to another machine, on a network that is trusted",
-    )
+    allowed = "send the key without TLS to another machine, on a network that is trusted"
+    flag(group, "--allow-plaintext-key", allowed)
 
 
 def read_tls(args: argparse.Namespace) -> Destination:

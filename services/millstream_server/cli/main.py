@@ -22,6 +22,7 @@ from millstream_server.cli.flags import (
     command,
     fail,
     flag,
+    flags,
     list_examples,
     positive_seconds,
     whole_number,
@@ -128,7 +129,10 @@ def _add_up(commands: Commands) -> None:
         "--multimodal",
         "take images and videos: adds an encode worker (default model: demo/vision/model)",
     )
-    _add_workers(parser)
+    encode = "encode workers; includes --multimodal (default: 1 with it, else none)"
+    flag(parser, "--encode N", encode, type=whole_number(64, 1))
+    for role in ("prefill", "decode"):
+        flag(parser, f"--{role} N", f"{role} workers (default: 1)", default=1)
     _add_further(parser)
     flag(
         parser,
@@ -140,32 +144,17 @@ def _add_up(commands: Commands) -> None:
     _add_places(parser)
 
 
-def _add_workers(parser: argparse.ArgumentParser) -> None:
-    flag(
-        parser,
-        "--encode N",
-        "encode workers; includes --multimodal (default: 1 with it, else none)",
-        type=whole_number(64, 1),
-    )
-    for role in ("prefill", "decode"):
-        flag(parser, f"--{role} N", f"{role} workers (default: 1)", default=1)
-
-
 def _add_further(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("further models", "each gets one worker of its own")
-    flag(
-        group,
-        "--all",
-        "every service: --multimodal, and the demo models for images, vectors, ranking and "
-        "text by diffusion",
-    )
-    for name, what in {
-        "--image-model": "makes images: a folder with model_index.json",
-        "--embedding-model": "turns texts into vectors",
-        "--rerank-model": "ranks documents: a cross-encoder",
-        "--dllm-model": "a diffusion language model",
-    }.items():
-        flag(group, f"{name} DIR", what)
+    table = {
+        "--all": "every service: --multimodal, and the demo models for images, vectors, ranking "
+        "and text by diffusion",
+        "--image-model DIR": "makes images: a folder with model_index.json",
+        "--embedding-model DIR": "turns texts into vectors",
+        "--rerank-model DIR": "ranks documents: a cross-encoder",
+        "--dllm-model DIR": "a diffusion language model",
+    }
+    flags(group, table)
     flag(
         group,
         "--image-engine",

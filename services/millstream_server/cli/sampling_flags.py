@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from millstream_client import Constraint
 from millstream_client.knobs import KNOBS, Knob, Knobs
-from millstream_server.cli.flags import whole_number
+from millstream_server.cli.flags import flag, flags, whole_number
 
 _TEXTS = {
     "adapter": "a LoRA adapter that the model's workers have loaded (millstream models lists them)",
@@ -22,43 +22,34 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for each sampling knob, and for stop texts."""
     group = parser.add_argument_group("sampling", "left out: the model's own defaults")
     for knob in KNOBS:
-        flag = "--" + knob.name.replace("_", "-")
-        group.add_argument(flag, dest=knob.name, help=knob.help, **_parsing(knob))
-    group.add_argument(
-        "--stop",
-        action="append",
-        metavar="TEXT",
-        help="end the answer at this text; may be repeated",
-    )
+        name = "--" + knob.name.replace("_", "-")
+        group.add_argument(name, help=knob.help, **_parsing(knob))
+    flag(group, "--stop TEXT", "end the answer at this text; may be repeated", action="append")
     _add_constraints(parser)
     group = parser.add_argument_group("routing and caches")
-    for name, sentence in _TEXTS.items():
-        group.add_argument("--" + name.replace("_", "-"), metavar="TEXT", help=sentence)
+    flags(group, {f"--{name.replace('_', '-')} TEXT": what for name, what in _TEXTS.items()})
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "structured output", "what the answer must look like; see docs/structured-output.md"
     ).add_mutually_exclusive_group()
-    add = partial(group.add_argument, dest="constraint")
-    add(
-        "--json-schema",
-        type=lambda text: Constraint(json_schema=text if text.startswith("{") else _read(text)),
-        metavar="FILE",
-        help="JSON that fits this JSON Schema: a file, or the schema itself",
-    )
-    add(
-        "--regex",
-        type=lambda text: Constraint(regex=text),
-        metavar="PATTERN",
-        help="a text that this regular expression matches as a whole",
-    )
-    add(
-        "--grammar",
-        type=lambda text: Constraint(ebnf=_read(text)),
-        metavar="FILE",
-        help="a text of this grammar, a file in EBNF whose first rule is `root`",
-    )
+    constraints: dict[str, tuple[str, Callable[[str], Constraint]]] = {
+        "--json-schema FILE": (
+            "JSON that fits this JSON Schema: a file, or the schema itself",
+            lambda text: Constraint(json_schema=text if text.startswith("{") else _read(text)),
+        ),
+        "--regex PATTERN": (
+            "a text that this regular expression matches as a whole",
+            lambda text: Constraint(regex=text),
+        ),
+        "--grammar FILE": (
+            "a text of this grammar, a file in EBNF whose first rule is `root`",
+            lambda text: Constraint(ebnf=_read(text)),
+        ),
+    }
+    for usage, (help_, parse) in constraints.items():
+        flag(group, usage, help_, dest="constraint", type=parse)
 
 
 def _read(file: str) -> str:

@@ -15,6 +15,7 @@ from millstream_server.cli.flags import (
     command,
     fail,
     flag,
+    flags,
     positive_seconds,
     read_connection,
 )
@@ -49,20 +50,11 @@ def add_check(commands: Commands) -> None:
         default=0.0,
     )
     add_timeout(parser, 60.0, "longest time for each request")
-    flag(
-        parser,
-        "--model NAME",
-        "check this model, and no other that isn't named (default: all)",
-        action="append",
-        default=[],
-    )
-    flag(
-        parser,
-        "--disaggregated NAME",
-        "fail unless prefill and decode workers answer for this model",
-        action="append",
-        default=[],
-    )
+    table = {
+        "--model NAME": "check this model, and no other that isn't named (default: all)",
+        "--disaggregated NAME": "fail unless prefill and decode workers answer for this model",
+    }
+    flags(parser, table, action="append", default=[])
 
 
 def run(args: argparse.Namespace) -> int:
