@@ -72,21 +72,16 @@ def up_options(args: argparse.Namespace) -> UpOptions:
     """
     encode = args.encode or (1 if args.multimodal or args.all else 0)
     model, name = choose_model(args.model, args.model_name, multimodal=encode > 0)
+    same = ("topology", "engine", "prefill", "decode", "port", "log_dir", "engine_args")
     return UpOptions(
         model=model,
         model_name=name,
-        topology=args.topology,
-        engine=args.engine,
         encode=encode,
-        prefill=args.prefill,
-        decode=args.decode,
         # As in URLs, since a port follows.
         host=f"[{args.host}]" if args.host.count(":") > 1 and args.host[0] != "[" else args.host,
-        port=args.port,
-        log_dir=args.log_dir,
         policy=PolicyName(args.policy),
         further=_further(args),
-        engine_args=args.engine_args,
+        **{flag: getattr(args, flag) for flag in same},
     )
 
 

@@ -263,20 +263,18 @@ def _broadcasts(
             "for each, in their order, with commas"
         )
     described = [tensor.message for tensor in _read_tensors(args.tensors)]
+    shared = engine_control_pb2.WeightsBroadcast(
+        master_address=args.broadcast,
+        world_size=args.world_size,
+        group_name=args.group_name,
+        backend=args.backend,
+        tensors=described,
+    )
     found = []
     for offset in args.rank_offset:
-        one = engine_control_pb2.UpdateWeightsStart()
-        one.CopyFrom(start)
-        one.broadcast.CopyFrom(
-            engine_control_pb2.WeightsBroadcast(
-                master_address=args.broadcast,
-                rank_offset=offset,
-                world_size=args.world_size,
-                group_name=args.group_name,
-                backend=args.backend,
-                tensors=described,
-            )
-        )
+        one = engine_control_pb2.UpdateWeightsStart(broadcast=shared)
+        one.broadcast.rank_offset = offset
+        one.MergeFrom(start)
         found.append(one)
     return found
 
