@@ -93,14 +93,6 @@ def connect(server: Destination) -> Client:
     )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel without TLS; with an invalid address its calls fail."""
-    try:
-        return connect(Destination(address)).channel
-    except ValueError:
-        return grpc.aio.insecure_channel(address)
-
-
 def call_processor(
     args: argparse.Namespace, use: Callable[[Client, Destination], Awaitable[int]]
 ) -> int:

@@ -314,14 +314,8 @@ def add_admin(commands: Commands) -> None:
 
 def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
     group = parser.add_argument_group("servers", "--admin, or --all")
-    flag(
-        group,
-        "--admin HOST:PORT",
-        "admin address, or a name in the table of `millstream up`, such as decode-1; may be "
-        "repeated",
-        action="append",
-        default=[],
-    )
+    admin = "admin address, or a name in the table of `millstream up`, such as decode-1; may be "
+    flag(group, "--admin HOST:PORT", f"{admin}repeated", action="append", default=[])
     what = "workers" if entry.of_workers else "servers"
     flag(group, "--all", f"all {what} of the suite that `millstream up` runs")
     flag(group, "--model NAME", "with --all: only workers of this model", default="")

@@ -53,9 +53,9 @@ def _servers(args: argparse.Namespace) -> list[tuple[str, Destination]]:
     base = read_tls(argparse.Namespace(**{**vars(args), "address": ""}))
     try:
         suite = find_suite(args.log_dir)
-    except NoSuiteError as error:
+    except NoSuiteError:
         if args.all or not all(":" in text for text in args.admin):
-            raise ValueError(str(error)) from error
+            raise
         suite = RunningSuite(())
     named = _all(args, suite) if args.all else [_named(suite, text) for text in args.admin]
     key_of = {service.admin: suite.admin_key for service in suite.services}

@@ -16,7 +16,8 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from millstream_server.cli.client import open_channel
+from millstream_server.cli.client import connect
+from millstream_server.cli.flags import Destination
 from millstream_server.cli.suite.launching import Process
 from millstream_server.cli.suite.plan import PlannedService
 
@@ -154,13 +155,13 @@ class Child:
 
 async def is_serving(address: str) -> bool:
     """Return whether grpc.health.v1 reports the whole server as SERVING."""
-    async with open_channel(address) as channel:
-        try:
-            answer = await health_pb2_grpc.HealthStub(channel).Check(
+    try:
+        async with connect(Destination(address)) as client:
+            answer = await health_pb2_grpc.HealthStub(client.channel).Check(
                 health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S
             )
-        except grpc.aio.AioRpcError:
-            return False
+    except (ValueError, grpc.aio.AioRpcError):  # the address may be none
+        return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 

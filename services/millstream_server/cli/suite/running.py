@@ -18,7 +18,7 @@ KEY_FILE = "admin-key"
 """Holds the key of the suite's admin ports; only the user who started the suite can read it."""
 
 
-class NoSuiteError(Exception):
+class NoSuiteError(ValueError):
     """No suite runs there; the text has advice."""
 
 

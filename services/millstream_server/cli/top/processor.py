@@ -27,13 +27,13 @@ class ProcessorRow:
     """A Processor; None: not known. Its fields are those of JSON."""
 
     address: str
-    running: int | None
-    queued: int | None
-    requests_per_s: float | None
+    running: int | None = None
+    queued: int | None = None
+    requests_per_s: float | None = None
     """That ended, over five seconds."""
-    failed_per_s: float | None
+    failed_per_s: float | None = None
     """By the server's fault."""
-    ttft_s: float | None
+    ttft_s: float | None = None
     """Mean time to the first token, of those that came since the last refresh."""
     problem: str = ""
 
@@ -61,7 +61,7 @@ class ProcessorWatch:
         """Return what is known; the first tokens are those since the last call."""
         report = self._report
         if report is None:
-            return ProcessorRow(self._server.address, None, None, None, None, None, self._problem)
+            return ProcessorRow(self._server.address, problem=self._problem)
         named = report.named_metrics
         self._measure(named.get("first_tokens", 0.0), named.get("first_token_seconds", 0.0))
         known = "running_requests" in named  # an older Processor doesn't tell
