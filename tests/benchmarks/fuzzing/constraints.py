@@ -270,7 +270,7 @@ _REGEX = Grammar(
 
 _MADE = 16 << 20
 """A grammar has 16,384 parts at most, whatever it is made of: that is the bound, not the input."""
-_SHAPES = Bound(calls=150, us=40, memory=400, base_memory=_MADE)
+_SHAPES = Bound(calls=150, us=40, memory=400, base_s=0.1, base_calls=400_000, base_memory=_MADE)
 """Their inputs have 64 KiB at most."""
 _LARK = Bound(calls=130, us=20, memory=400, base_s=0.5, base_calls=1_000_000, base_memory=_MADE)
 """A grammar of a hundred bytes may stand for a pattern of 32,768 characters, 4 us each."""
