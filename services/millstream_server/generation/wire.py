@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -95,27 +95,6 @@ def _constraint_from_proto(message: sampling_pb2.Constraint, path: str) -> Const
             path, f"set one of {names}; this server knows no other grammar"
         )
     return Constraint(ConstraintKind(kind), getattr(message, kind))
-
-
-def write_sampling_fields(message: sampling_pb2.SamplingParams, fields: Mapping[str, Any]) -> None:
-    """Write fields of `Sampling` into an empty message, as `sampling_fields` reads them.
-
-    Raises:
-        InvalidRequestError: one has a value that the contract can't hold.
-    """
-    for name, value in fields.items():
-        if name == "stop_token_ids":
-            message.stop_token_ids.extend(value)
-        elif name == "logit_bias":
-            message.logit_bias.update(value)
-        elif name == "constraint":
-            setattr(message.constraint, value.kind.value, value.source)
-        else:
-            try:
-                setattr(message, name, value)
-            except ValueError:
-                sentence = f"can't be {value}"
-                raise InvalidRequestError.of(f"sampling.{name}", sentence) from None
 
 
 def write_sampling(message: sampling_pb2.SamplingParams, sampling: Sampling) -> None:
