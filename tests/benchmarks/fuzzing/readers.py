@@ -237,14 +237,14 @@ READERS: tuple[Reader, ...] = (
         of="transport/http1_requests.py",
         make=plain(_http1, BrokenError),
         grammar=_HTTP1,
-        bound=Bound(calls=3, us=3, memory_of=_HEAD_BYTES),
+        bound=Bound(calls=3, us=3, memory_of=2 * _HEAD_BYTES),
     ),
     Reader(
         name="trailers",
         of="transport/http1_requests.py",
         make=plain(_http1, BrokenError),
         grammar=_TRAILERS,
-        bound=Bound(calls=3, us=3, memory_of=_HEAD_BYTES),
+        bound=Bound(calls=3, us=3, memory_of=2 * _HEAD_BYTES),
         sizes=(256, 4 << 10, 128 << 10),
     ),
     Reader(
