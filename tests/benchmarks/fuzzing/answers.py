@@ -143,7 +143,7 @@ ANSWER_READERS: tuple[Reader, ...] = (
         of="processor/answer.py, formats",
         make=refusing(_continued),
         grammar=_answers(),
-        bound=Bound(calls=15, us=25),
+        bound=Bound(calls=60, us=25),
     ),
     Reader(
         name="parse",

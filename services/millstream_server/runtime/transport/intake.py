@@ -19,9 +19,9 @@ TURN_S = 0.002
 What the loop does for others waits for a few such turns, however many connections have much to
 say."""
 _SAVED_S = 0.1
-"""Most time that a caller saves up: some 80 requests at once are served without a pause."""
+"""Most time that a caller saves up: some 150 requests at once are served without a pause."""
 _FIRST_S = 0.02
-"""What a new caller has, a dozen requests."""
+"""What a new caller has, some 30 requests."""
 _KEPT_S = 10.0
 """So long a caller without connections is known: else it would get more by connecting anew. After
 this it has saved up all, and all its resets are forgiven."""
@@ -31,6 +31,9 @@ REQUEST_S = 0.001
 """What its first message costs besides: a turn of a chat begins with it."""
 MESSAGE_S = 0.00005
 """What each other message costs."""
+_BEGUN_PART = 0.4
+"""What requests that have begun really take of that, with a small prompt; so a caller beside others
+begins some 900 a second. Turns of the loop count all of it."""
 _LEAST = 0.02
 """Of the loop's time, for any caller: twenty requests a second are held up by no number of
 others. Those are held up by the turns."""
@@ -188,7 +191,7 @@ class Work:
         """
         rate = max(_LEAST, self.share.of_loop / max(1, self.share.above))
         self._left_s = min(_SAVED_S, self._left_s + (now_s - self._at_s) * rate)
-        self._left_s -= min(seconds, _MOST_S) + begun_s
+        self._left_s -= min(seconds, _MOST_S) + _BEGUN_PART * begun_s
         self._at_s = now_s
         self._set_above(self._left_s < 0)
         if not self._above:
