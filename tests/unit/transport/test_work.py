@@ -11,11 +11,19 @@ from millstream_server.runtime.transport.intake import TURN_S, RateLimit, Work, 
 
 
 def test_what_is_saved_up_costs_no_pause() -> None:
-    work = Work(WorkShare(), 0.0)
+    share = WorkShare()
+    work = Work(share, 0.0)
     assert work.took(0.019, 0.0, 0.0) == 0
+    Work(share, 0.0).took(0.001, 0.0002, 9.9)
     assert work.took(0.05, 0.0, 10.0) == 0
     assert work.took(0.0, 0.049 / 0.4, 10.0) == 0  # 0.1 s at most is saved up in ten seconds
     assert work.took(0.0, 0.02 / 0.4, 10.0) > 0
+
+
+def test_the_only_caller_is_no_neighbour_of_itself() -> None:
+    """Else its pauses, after each of which it is within its share, would never end."""
+    work = Work(WorkShare(), 0.0)
+    assert [work.took(0.01, 0.01, at / 100) for at in range(1000)] == [0.0] * 1000
 
 
 def _with_a_neighbour() -> WorkShare:

@@ -98,8 +98,10 @@ class WorkShare:
         self.resets = max_resets, resets_per_s
         self.above = 0
         """How many callers take more than their share."""
-        self.within_s = -_NEIGHBOUR_S
-        """When a caller within its share was served last."""
+        self._within: Work | None = None
+        """The caller within its share that was served last."""
+        self._within_s = self._other_s = -_NEIGHBOUR_S
+        """When; and when another one than it was."""
         self._works: dict[Hashable, Work] = {}
         """By caller."""
         self.turn_s = TURN_S
@@ -120,6 +122,16 @@ class WorkShare:
             return took_s
         last_s, self._cpu_s = self._cpu_s, time.thread_time()
         return min(took_s, self._cpu_s - last_s)
+
+    def served(self, work: Work, now_s: float) -> None:
+        """Note that a caller within its share was served."""
+        if work is not self._within:
+            self._within, self._other_s = work, self._within_s
+        self._within_s = now_s
+
+    def neighbour_s(self, work: Work) -> float:
+        """Return when another caller within its share was served last."""
+        return self._other_s if work is self._within else self._within_s
 
     def of(self, caller_key: Hashable, now_s: float) -> Work:
         """Return what a caller's connections take together; each calls `Work.close` once."""
@@ -195,9 +207,9 @@ class Work:
         self._at_s = now_s
         self._set_above(self._left_s < 0)
         if not self._above:
-            self.share.within_s = now_s
+            self.share.served(self, now_s)
             return 0.0
-        if now_s - self.share.within_s > _NEIGHBOUR_S:
+        if now_s - self.share.neighbour_s(self) > _NEIGHBOUR_S:
             self._left_s = 0.0
             return 0.0
         return -self._left_s / rate
