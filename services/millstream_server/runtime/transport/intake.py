@@ -235,8 +235,9 @@ class Intake:
     Where connections must wait, those go first whose RPCs bring their messages.
     """
 
-    __slots__ = ("_ends_at_fin", "_goes_last", "_handle", "_loop", "_paused", "_share", "_socket",
-                 "_start", "_stopped", "_took_s", "_unread", "caller_key", "work")  # fmt: skip
+    __slots__ = ("_backlog", "_ends_at_fin", "_goes_last", "_handle", "_loop", "_paused", "_share",
+                 "_socket", "_start", "_stopped", "_took_s", "_unread", "caller_key",
+                 "work")  # fmt: skip
 
     work: Work
     """Its caller's; `open` sets it."""
@@ -263,6 +264,8 @@ class Intake:
         self.caller_key: Hashable = ""
         self._unread = b""
         """Bytes that wait for their turn; there may be frames before them."""
+        self._backlog = False
+        """There are such frames, or more has come during a pause."""
         self._paused = False
         """It waits: reading is paused."""
         self._stopped = False
@@ -311,7 +314,7 @@ class Intake:
     def go_on(self) -> None:
         if self._stopped:
             return
-        if self._ends_at_fin and has_left(self._socket):
+        if self._ends_at_fin and (self._unread or self._backlog) and has_left(self._socket):
             self._socket.abort()  # else all that it sent before would be begun first
             return
         self._paused = False
@@ -333,7 +336,8 @@ class Intake:
         self._took_s += min(took_s, _COUNTED_S) + begun_s
         share.used(took_s + begun_s)
         pause_s = self.work.took(took_s, begun_s, self._loop.time())
-        if more or pause_s or took_s > _YIELD_S:
+        self._backlog = more or pause_s > 0
+        if self._backlog or took_s > _YIELD_S:
             self._wait(pause_s)
 
     def _wait(self, pause_s: float = 0.0) -> None:
