@@ -151,17 +151,17 @@ async def test_fuzzing_finds_nothing() -> None:
     report = await _run("fuzz", "--seconds", "5", "--seed", str(os.getpid()))
     paths = [name.rpartition(" ")[2] for name in report["methods"]]
     assert {path.split("/")[1] for path in paths} == _all_services()
-    assert report["calls"] > 200
+    assert report["calls"] > 100
     assert report["by_hypothesis"] > 5
-    assert report["canaries"] > 4
+    assert report["canaries"] > 0
 
 
 @pytest.mark.parametrize("flags", [(), ("--tls",)], ids=["plain", "TLS"])
 async def test_fuzzing_the_wire_finds_nothing(flags: tuple[str, ...]) -> None:
     report = await _run("wire_fuzz", "--seconds", "2", "--seed", str(os.getpid()), *flags)
-    assert report["connections"] > 50
+    assert report["connections"] > 20
     assert {"status 0", "GOAWAY PROTOCOL_ERROR"} <= {*report["ends"]}
-    assert report["canaries"] > 3
+    assert report["canaries"] > 0
 
 
 # ---- the harness itself must be able to fail
