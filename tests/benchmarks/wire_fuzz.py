@@ -36,13 +36,14 @@ from tests.benchmarks.fuzzing.connections import play_wire
 from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.seeds import seeds
 from tests.benchmarks.fuzzing.targets import discover
+from tests.benchmarks.hostile.results import MOST_PIECE_MS, MOST_PIECES_MS
 from tests.benchmarks.outcomes import Plan, chat
 from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import Sampler, kind_of
 from tests.support.processes.simulated_suite import SimulatedSuite, channels_to
 from tests.support.processes.suite import ServiceProcess
-from tests.support.telemetry.scraping import scrape
+from tests.support.telemetry.scraping import LoopPieces, scrape
 from tests.support.wire.certificates import Authority, SecretMount
 
 _AT_ONCE = 24
@@ -50,7 +51,8 @@ _CANARY_PAUSE_S = 0.1
 _CANARY_GUARD_S = 20.0
 _SHOWN = 20
 _JUDGED_S = 300
-"""Memory is judged in runs this long: buffers and caches fill by and by."""
+"""Memory, and pieces of the loop, are judged in runs this long: buffers and caches fill by and by,
+and a machine that does other things besides counts its interrupts among the pieces."""
 _OPEN = "millstream_rpc_server_open"
 
 
@@ -130,6 +132,7 @@ class WireFuzz:
         sampler = Sampler(
             {n: lambda s=s: s.pid for n, s in suite.services.items()}  # type: ignore[misc]
         )
+        pieces = LoopPieces.of(self.metrics_port)
         async with sampler.running():
             if replay:
                 for number, script in enumerate(replay):
@@ -139,6 +142,8 @@ class WireFuzz:
                 numbers = itertools.count()
                 players = [self._by_chance(numbers, normal) for _ in range(_AT_ONCE)]
                 await asyncio.gather(self._canary(), *players)
+        if self._processor.alive:
+            self._judge_pieces(LoopPieces.of(self.metrics_port).since(pieces))
         await self._check(before)
         self._judge_memory(sampler)
         verdict.measured |= {
@@ -167,6 +172,13 @@ class WireFuzz:
     async def _none_open(self) -> bool:
         families = (await scrape(self.metrics_port)).families
         return all(sample.value == 0 for sample in families[_OPEN].samples)
+
+    def _judge_pieces(self, pieces: LoopPieces) -> None:
+        found = {"longest": pieces.within_ms(), "p99.99": pieces.within_ms(0.9999)}
+        self.verdict.measured["pieces of the loop, at most ms"] = found
+        if self.arguments.seconds >= _JUDGED_S:
+            held = found["longest"] <= MOST_PIECE_MS and found["p99.99"] <= MOST_PIECES_MS
+            self.verdict.expect(held, f"pieces of the loop took {found}")
 
     def _judge_memory(self, sampler: Sampler) -> None:
         memory = self.verdict.measured["memory"] = {}

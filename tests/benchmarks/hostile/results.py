@@ -10,10 +10,13 @@ from typing import Any
 
 from tests.benchmarks.hostile.normal import Chat
 from tests.benchmarks.hostile.rows import Row
+from tests.support.telemetry.scraping import LoopPieces
 
 MOST_LOG_LINES = 100
 MOST_PROBE_S = 1.0
 """For `/livez` after an attack: Kubernetes' own timeout."""
+MOST_PIECE_MS, MOST_PIECES_MS = 20.0, 5.0
+"""CPU time of one piece of the event loop: of any, and of 99.99 %."""
 MOST_LEFT = 1.10
 """Memory half a minute after an attack, as a share of idle."""
 
@@ -46,6 +49,8 @@ class Result:
     forged: int = 0
     probe_s: float = 0.0
     """The longest that a probe took after the attack."""
+    pieces: LoopPieces | None = None
+    """Of the Processor's event loop, from the attack on."""
     alive: bool = True
     worker_alive: bool = True
     alone: Sequence[Chat] = field(default_factory=list)
@@ -54,6 +59,11 @@ class Result:
     @property
     def codes(self) -> Counter[str]:
         return Counter(chat.code for chat in self.during)
+
+    @property
+    def piece_ms(self) -> float:
+        """The edge below which the longest piece was."""
+        return self.pieces.within_ms() if self.pieces else math.nan
 
     def broken(self, idle_p99_ms: tuple[float, float]) -> list[str]:
         """Say each point that doesn't hold; idle is on the standing connection, and on new ones."""
@@ -64,6 +74,8 @@ class Result:
         found += [] if self.worker_alive else ["the worker ended"]
         late = f"a probe took {self.probe_s:.1f} s after the attack"
         found += [] if self.probe_s <= MOST_PROBE_S else [late]
+        held = f"a piece of the loop took up to {self.piece_ms:.0f} ms"
+        found += [held] if self.piece_ms > MOST_PIECE_MS else []
         if failed := Counter(f"{c.code} ({c.details})" for c in self.during if c.code != "OK"):
             found.append(
                 f"of {len(self.during)} normal chats failed: {dict(failed.most_common(3))}"
@@ -115,6 +127,7 @@ class Result:
             "processor_cores": self.processor_cores,
             "worker_cores": self.worker_cores,
             "probe_s": self.probe_s,
+            "piece_ms": self.piece_ms,
             "log_lines": self.log_lines,
             "log_bytes": self.log_bytes,
             "alive": self.alive,
@@ -157,6 +170,7 @@ _COLUMNS = (
     ("processor_cores", "cores", "{:.2f}"),
     ("ms_a_call", "ms a call", "{:.2f}"),
     ("probe_s", "probe s", "{:.2f}"),
+    ("piece_ms", "loop ms", "{:.0f}"),
     ("log_lines", "log lines", "{:d}"),
 )
 

@@ -71,6 +71,7 @@ class Trial:
     """The worker of the slow model, if the row has one."""
     processor: ServiceProcess = field(init=False)
     health_port: int = field(init=False, default_factory=free_port)
+    metrics_port: int = field(init=False, default_factory=free_port)
     log_from: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +87,8 @@ class Trial:
         self.processor = ServiceProcess("millstream_server.processor", {
             "models": ",".join(f"{name}={model}" for name in names),
             "workers": ",".join(worker.address for worker in (self.worker, *self.slow)),
-            "health_listen": f"127.0.0.1:{self.health_port}", "metrics_listen": "",
+            "health_listen": f"127.0.0.1:{self.health_port}",
+            "metrics_listen": f"127.0.0.1:{self.metrics_port}",
             **secure,
         }, self.folder / "processor.log")  # fmt: skip
 

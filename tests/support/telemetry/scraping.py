@@ -73,6 +73,34 @@ def scrape_now(port: int, accept: str = "text/plain", path: str = "/metrics") ->
         return Scrape(answer.headers["Content-Type"], answer.read().decode())
 
 
+@dataclass(frozen=True)
+class LoopPieces:
+    """How long a process's event loop was held in one piece, by the stall watch's own figures."""
+
+    counts: dict[float, float]
+    """By the upper edge of a bucket, in seconds: pieces that took at most so long."""
+
+    @classmethod
+    def of(cls, metrics_port: int) -> LoopPieces:
+        """Ask a process on this machine."""
+        family = scrape_now(metrics_port).families["millstream_event_loop_piece_seconds"]
+        buckets = (one for one in family.samples if one.name.endswith("_bucket"))
+        return cls({float(one.labels["le"]): one.value for one in buckets})
+
+    def since(self, before: LoopPieces) -> LoopPieces:
+        """Leave out what an earlier answer had."""
+        return LoopPieces({edge: n - before.counts[edge] for edge, n in self.counts.items()})
+
+    def __add__(self, other: LoopPieces) -> LoopPieces:
+        """Take both together."""
+        return LoopPieces({edge: n + other.counts[edge] for edge, n in self.counts.items()})
+
+    def within_ms(self, share: float = 1.0) -> float:
+        """Return the edge of the bucket below which such a share of the pieces is, in ms."""
+        wanted = share * max(self.counts.values())
+        return min(edge for edge, count in self.counts.items() if count >= wanted) * 1e3
+
+
 MADE_AT_SCRAPES = (
     *(found for found in vars(metrics).values() if isinstance(found, metrics.ScrapedGauge)),
     CACHE_CONFIG,
