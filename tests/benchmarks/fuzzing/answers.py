@@ -143,7 +143,7 @@ ANSWER_READERS: tuple[Reader, ...] = (
         of="processor/answer.py, formats",
         make=refusing(_continued),
         grammar=_answers(),
-        bound=Bound(calls=60, us=25),
+        bound=Bound(calls=60, us=25, memory=80),  # a context of 128k tokens holds 500 KB of it
     ),
     Reader(
         name="parse",
