@@ -55,6 +55,8 @@ _REQUESTS = (
     post("/echo", b"abc", headers="Expect: 100-continue\r\n"),
     post("/none") + b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     _CHUNKED + post("/whole"),
+    post("/echo", b"abc", headers="Connection: Upgrade\r\nUpgrade: h2c\r\n") + post("/echo"),
+    _CHUNKED.replace(b"\r\n\r\n", b"\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n", 1),
     b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
     b"HEAD /echo HTTP/1.1\r\nHost: x\r\n\r\n",
     b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -1,4 +1,4 @@
-"""Clients of the HTTP API from npm: OpenAI's own, and LangChain's tool loop."""
+"""Clients of the HTTP API: OpenAI's and LangChain's from npm, and the JDK's HttpClient."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ _FOLDER = Path(__file__).with_name("http")
 _ASKS = f"hm</think>\n\nLet me see.\n{CALL}"
 _ANSWERS = "so</think>Yes, -3."
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)  # the JDK compiles for ten seconds where others work
 
 
 async def _printed(program: str, folder: Path, *answers: str) -> tuple[list[Any], list[str]]:
     """Run a program against a model that gives these answers; return its lines, and the prompts."""
-    need("node", _FOLDER / "node_modules")
+    if program.endswith(".java"):
+        need("java", "javac")
+        command = "java"
+    else:
+        need("node", _FOLDER / "node_modules")
+        command = "node"
     model = reading_model(folder)
     async with serving(model) as front:
         with saying(model, *answers) as prompts:
             process = await asyncio.create_subprocess_exec(
-                *("node", str(_FOLDER / program), front.address),
+                *(command, str(_FOLDER / program), front.address),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
@@ -59,3 +64,19 @@ async def test_langchains_tool_loop(tmp_path: Path) -> None:
     ]
     assert said == [*loop, *loop]
     assert all('{"s": "Oslo"}]|tool:-3|' in prompt for prompt in prompts[1::2])
+
+
+async def test_the_jdks_client_with_its_defaults(tmp_path: Path) -> None:
+    """It offers h2c by Upgrade, with a body behind it; LangChain4j and Spring AI use it so."""
+    (said,), prompts = await _printed("Jdk.java", tmp_path, *[_ANSWERS] * 5)
+    whole, chunked, tokens, listed, *streams, models = said
+    assert whole["choices"][0]["message"]["content"] == "Yes, -3."
+    assert chunked["choices"] == whole["choices"]
+    assert tokens["count"] > 0
+    assert listed["models"][0]["name"] == models["data"][0]["id"] == "tiny"
+    for stream in streams:
+        events = [line.removeprefix("data: ") for line in stream.split("\n") if line]
+        assert events.pop() == "[DONE]"
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "Yes, -3."
+    assert len(prompts) == 5

@@ -48,7 +48,8 @@ def _http1(data: bytes) -> None:
         if first is not None and first.verb:
             if first.stream is None:
                 first.check(_HEAD_BYTES)
-                first.serve(stream)  # type: ignore[arg-type]
+                first.stream = stream  # type: ignore[assignment]
+                first.pass_on()
             if first.whole:
                 reader.requests.pop(0)
         if not more and (first is None or not first.whole):
@@ -91,9 +92,13 @@ _TRAILERS = Grammar(
         "request": [
             "POST / HTTP/1.1\r\nHost: x\r\n⟨coded⟩\r\n⟨chunk*⟩0\r\n⟨header*⟩⟨end⟩",
         ],
-        "coded": ["Transfer-Encoding: chunked\r\n"],
+        "coded": [
+            "Transfer-Encoding: chunked\r\n",
+            "Upgrade: x\r\nConnection: upgrade\r\nTransfer-Encoding: chunked\r\n",
+        ],
         "chunk": [
             "3\r\nabc\r\n",
+            "1\r\na\r\n1\r\na\r\n1\r\na\r\n1\r\na\r\n",
             "3;⟨word*⟩=⟨word*⟩\r\nabc\r\n",
             "1\r\na\r\n",
             "0000003\r\nabc\r\n",

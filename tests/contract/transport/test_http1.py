@@ -14,6 +14,7 @@ from millstream_server.runtime.errors import InternalError, OverloadedError
 from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.security.api_keys import ApiKeys
+from millstream_server.runtime.transport.http_stream import Body
 from millstream_testing.waiting import until
 from tests.support.wire.http_service import OPTIONS, HttpService, Raw, http_service, post, raw
 
@@ -156,6 +157,7 @@ async def test_a_caller_that_leaves_cancels_its_request(service: HttpService, wi
 
 
 HOST = "POST /echo HTTP/1.1\r\nHost: x\r\n"
+_STUFFED = f"1;{'e' * 200}\r\ny\r\n" * 5000 + "0\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -175,18 +177,24 @@ HOST = "POST /echo HTTP/1.1\r\nHost: x\r\n"
         (HOST + "Transfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n", 400),
         (HOST.replace("\r", "") + "\n", 400),
         (HOST + "Host: y\r\n\r\n", 400),
+        *(
+            (HOST.replace(": x", f": {host}") + "\r\n", 400)
+            for host in ("x/y", "u@x", "x y", "x:y", "x:1:2", "[::1", "x\\y", "\xe9", "x?y", "<x>")
+        ),
         ("POST /echo HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 400),
         ("POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         ("POST /echo HTTP/0.9\r\nHost: x\r\n\r\n", 505),
         (HOST + "X: " + "y" * 20_000 + "\r\n\r\n", 431),
-        (HOST + f"Content-Length: {(1 << 20) + 1}\r\n\r\n" + "y" * ((1 << 20) + 1), 413),
+        (HOST + f"Content-Length: {2 << 20}\r\n\r\n" + "y" * (2 << 20), 413),
         (HOST + "Transfer-Encoding: chunked\r\n\r\n200000\r\n" + "y" * 0x200000, 413),
+        (HOST + "Transfer-Encoding: chunked\r\n\r\n" + _STUFFED, 400),
+        (HOST + "Transfer-Encoding: chunked\r\n\r\n1\r\ny\r\n0\r\n" + "X: y\r\n" * 9000, 400),
     ],
 )
 async def test_what_is_ambiguous_or_too_large_is_refused_and_ends_the_connection(
     service: HttpService, wire: Raw, sent: str, status: int
 ) -> None:
-    wire.send(sent.encode() + post("/echo", b"smuggled"))
+    wire.send(sent.encode("latin-1") + post("/echo", b"smuggled"))
     got, headers, _ = await wire.response()
     assert (got, headers["connection"]) == (status, "close")
     assert await wire.closed()
@@ -204,11 +212,90 @@ async def test_what_follows_a_refusal_is_not_answered(service: HttpService, wire
     assert not failed
 
 
-async def test_what_follows_an_upgrade_is_not_read(service: HttpService, wire: Raw) -> None:
-    wire.send(post("/echo", headers="Connection: Upgrade\r\nUpgrade: h2c\r\n") + post("/hang"))
-    assert (await wire.response())[0] == 200
+UPGRADES = [
+    "Connection: Upgrade\r\nUpgrade: h2c\r\n",
+    "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+    "connection: keep-alive, upgrade\r\nupgrade: websocket\r\n",
+    "Connection: Upgrade\r\nUpgrade: TLS/1.2\r\n",
+]
+BODIES = [
+    ("Content-Length: 5\r\n\r\nabcde", b"abcde"),
+    ("Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\nX: y\r\n\r\n", b"abcde"),
+    ("Content-Length: 0\r\n\r\n", b""),
+    ("\r\n", b""),
+]
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+@pytest.mark.parametrize(("framed", "body"), BODIES)
+async def test_an_upgrade_is_ignored_and_its_request_served(
+    service: HttpService, wire: Raw, upgrade: str, framed: str, body: bytes
+) -> None:
+    """RFC 9110, 7.8; the connection stays one of HTTP/1.1."""
+    asked = (HOST + upgrade + framed).encode()
+    for size in (1, 7, len(asked)):  # bytewise, in parts, whole
+        for at in range(0, len(asked), size):
+            wire.send(asked[at : at + size])
+            await asyncio.sleep(0)
+        status, headers, (said,) = await wire.response()
+        assert (status, said, "connection" in headers) == (200, b"got %d" % len(body), False)
+        wire.send(post("/echo", b"next"))
+        assert (await wire.response())[2] == [b"got 4"]
+    assert service.bodies == [body, b"next"] * 3
+
+
+@pytest.mark.parametrize("framed", [framed for framed, _ in BODIES])
+@pytest.mark.parametrize("how", ["together", "later"])
+async def test_what_follows_a_request_to_upgrade_is_not_read(
+    service: HttpService, wire: Raw, framed: str, how: str
+) -> None:
+    """It may be of the other protocol, as long as no response has come."""
+    asked = (HOST.replace("echo", "hang") + UPGRADES[0] + framed).encode()
+    wire.send(asked + (post("/echo", b"smuggled") if how == "together" else b""))
+    await until(lambda: service.waiting == 1)
+    (connection,) = await _connections(service, 1)
+    if how == "later":
+        wire.send(post("/echo", b"smuggled"))
+        await until(lambda: connection._reader.deaf)
+    (stream,) = connection.streams.values()
+    stream.fail(OverloadedError("over"))
+    status, headers, _ = await wire.response()
+    assert (status, headers["connection"]) == (429, "close")
     assert await wire.closed()
-    assert service.waiting == 0
+    assert service.bodies == []
+
+
+async def test_a_body_behind_an_upgrade_waits_for_continue(wire: Raw) -> None:
+    wire.send(post("/echo", b"abc", headers=UPGRADES[0] + "Expect: 100-continue\r\n")[:-3])
+    assert (await wire.response(bare=True))[0] == 100
+    wire.send(b"abc")
+    assert (await wire.response())[2] == [b"got 3"]
+
+
+@pytest.mark.parametrize("host", ["a", "a.b:1", "[::1]:80", "[fe80::1%25a]", "a_b", "", "a,b \t"])
+async def test_hosts(wire: Raw, host: str) -> None:
+    wire.send(HOST.replace(": x", f": {host}").encode() + b"Content-Length: 0\r\n\r\n")
+    assert (await wire.response())[0] == 200
+
+
+async def test_a_body_in_tiny_chunks_is_passed_on_in_large_pieces(
+    wire: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece costs more than reading a hundred chunks."""
+    pieces: list[int] = []
+    feed = Body.feed
+
+    def fed(body: Body, data: bytes, nbytes: int) -> int:
+        pieces.append(len(data))
+        return feed(body, data, nbytes)
+
+    monkeypatch.setattr(Body, "feed", fed)
+    sent = b"1\r\nx\r\n" * 50_000
+    wire.send((HOST + "Transfer-Encoding: chunked\r\n\r\n").encode() + sent + b"0\r\n\r\n")
+    assert (await wire.response())[2] == [b"got 50000"]
+    assert sum(pieces) == 50_000
+    # One a slice of 16 KiB, and one more a read, of which the kernel makes some 64 KiB.
+    assert len(pieces) < len(sent) / 4096
 
 
 async def test_a_caller_may_not_send_much_ahead(service: HttpService, wire: Raw) -> None:

@@ -39,6 +39,8 @@ the ones that close them: else a request may be on its way when the server does.
 _LINGER_S = 1.0
 """How long the rest of a request is read and dropped: closing with unread bytes resets the
 connection, and a client may lose the response."""
+_DROPS_S = 0.01
+"""Between two reads that are dropped: else who sends without end holds others up."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _NO_ALPN = b"PRI * HTTP/2"
 
@@ -76,11 +78,16 @@ class Http1Connection(BaseConnection):
     def data_received(self, data: bytes) -> None:
         self.bounds.taken_bytes += len(data)
         if self._reader.deaf:
-            return
-        if data.startswith(_NO_ALPN) and not self._last_id:
+            self._transport.pause_reading()
+            self.loop.call_later(_DROPS_S, self._read_on)
+        elif data.startswith(_NO_ALPN) and not self._last_id:
             self._answer(refusal(400, "HTTP/2 over TLS needs the ALPN protocol h2"))
         else:
             self._intake.take(data)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
@@ -188,7 +195,8 @@ class Http1Connection(BaseConnection):
         self._starting = self.streams[stream.id] = stream
         self.bounds.streams.add(self)
         self._place.mark_used()
-        request.serve(stream)
+        request.stream = stream
+        request.pass_on()
 
     def _start(self) -> float:
         """Start the request that has begun; return about how long, in seconds, its work takes."""

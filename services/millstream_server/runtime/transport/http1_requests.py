@@ -6,7 +6,9 @@ feeds, folded headers, blanks in names (RFC 9112, 11.2).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -20,6 +22,10 @@ _MOST_AHEAD_BYTES = 64 << 10
 """Of requests that are sent before the response of the one before them; few clients do that."""
 _NOT_COUNTED_BYTES = 1024
 _VERSIONS = ("1.0", "1.1")
+_AROUND_A_BYTE = 16
+"""Of chunks' sizes and extensions, for each byte of a body; chunks of one byte have five."""
+_is_host = re.compile(rb"(\[[\w.:%~-]+\]|[\w.~%!$&'()*+,;=-]*)(:[0-9]*)?", re.ASCII).fullmatch
+"""RFC 9110, 7.2: no blanks, no user, no path."""
 
 
 class BrokenError(Exception):
@@ -43,8 +49,10 @@ class Request:
     keeps: bool = False
     """Its client lets the connection stay open."""
     whole: bool = False
+    upgrades: bool = False
+    """It asks for another protocol: nothing behind it is read before its response."""
     body: list[bytes] = field(default_factory=list)
-    """What came before it was its turn."""
+    """What came and wasn't passed on: before it was its turn, or in this slice."""
     stream: Stream | None = None
     """Set when it is its turn."""
 
@@ -57,14 +65,15 @@ class Request:
         """Whether the client sends the body only when it is told to."""
         return not self.whole and self.value(b"expect").lower() == "100-continue"
 
-    def serve(self, stream: Stream) -> None:
-        """Give what has come and what comes to ``stream``."""
-        self.stream = stream
+    def pass_on(self) -> None:
+        """Give what has come to the stream."""
+        if self.stream is None:
+            return
         for part in self.body:
-            stream.received(part, 0)
+            self.stream.received(part, 0)
         self.body.clear()
         if self.whole:
-            stream.closed_by_client()
+            self.stream.closed_by_client()
 
     def check(self, most_head_bytes: int) -> None:
         """Check what the parser doesn't.
@@ -79,6 +88,8 @@ class Request:
         hosts = [value for name, value in self.headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and self.version != "1.0"):
             raise BrokenError(400, "the request isn't HTTP/1.1: it needs one Host header")
+        if hosts and not _is_host(hosts[0].rstrip(b" \t")):
+            raise BrokenError(400, "the request isn't HTTP/1.1: its Host is no host")
         coding = self.value(b"transfer-encoding")
         if self.version == "1.0" and coding:
             raise BrokenError(400, "the request isn't HTTP/1.0: that has no Transfer-Encoding")
@@ -103,12 +114,15 @@ class RequestReader:
         self._most_head_bytes = most_head_bytes
         self._received = received
         self._head_bytes = 0
-        """Of the head begun, or since a part of the body: chunks' sizes, trailers. Same bound."""
-        self._advanced = False
-        """Of the last request, the slice had the end of the head or a part of the body."""
+        """Of the head begun, or of chunks' sizes and extensions, and trailers. Same bound."""
+        self._allowed_bytes = 0
+        """So many of the slice don't count for it: those of a head, and some for each of a body."""
         self._unread = bytearray()
         self._parser: Any = None
         """Made when it is needed: it takes a kilobyte."""
+        self._parts: list[bytes] = []
+        """Of the last request's body, in this slice."""
+        self.on_body = self._parts.append  # no function of Python, for chunks of one byte
 
     @property
     def first(self) -> Request | None:
@@ -153,7 +167,7 @@ class RequestReader:
             return False
         self._unread += data
         if self._must_wait:
-            if len(self._unread) > _MOST_AHEAD_BYTES:
+            if len(self._unread) > (0 if self.requests[0].upgrades else _MOST_AHEAD_BYTES):
                 self._stop_reading()
         elif self._unread:
             part = bytes(self._unread[:_SLICE_BYTES])
@@ -175,24 +189,46 @@ class RequestReader:
             self.requests[0].keeps = False
 
     def _parse(self, part: bytes) -> None:
-        before, self._advanced = len(self.requests), False
+        before, self._allowed_bytes = len(self.requests), 0
         if self._parser is None:
             self._parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(part)
-        except httptools.HttpParserUpgrade:
-            # It may be ignored; what follows may not be HTTP/1.1.
-            self.deaf = True
-            self.requests[-1].keeps = False
+            try:
+                self._parser.feed_data(part)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._ignore_upgrade(part[upgrade.args[0] :])
         except httptools.HttpParserError:
+            self._parts.clear()
             self._fail(BrokenError(400, "the request isn't HTTP/1.1 as it should be"))
-        last = self.requests[-1] if self.requests else None
-        if last is None or last.whole or self._advanced:
+        self._end_part()
+        if not self.requests or self.requests[-1].whole:
             self._head_bytes = 0
-            return
-        self._head_bytes = len(part) + (self._head_bytes if len(self.requests) == before else 0)
+        else:
+            held = len(part) + (self._head_bytes if len(self.requests) == before else 0)
+            self._head_bytes = max(0, held - self._allowed_bytes)
         if self._head_bytes > self._most_head_bytes:
             self._fail(_too_long(self._most_head_bytes))
+        if self.requests:
+            self.requests[0].pass_on()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on behind the head of a request that asks for another protocol (RFC 9110, 7.8).
+
+        llhttp takes its body for the other protocol's, so another parser reads it, as that of a
+        request which has nothing but the framing and ends the connection.
+        """
+        request = self.requests[-1]
+        request.upgrades, request.whole = True, False
+        kept = (b"content-length", b"transfer-encoding")
+        framing = [b"%b: %b\r\n" % each for each in request.headers if each[0] in kept]
+        reads = SimpleNamespace(on_body=self.on_body, on_message_complete=self._upgrade_ignored)
+        parser = self._parser = httptools.HttpRequestParser(reads)
+        parser.feed_data(b"POST / HTTP/1.1\r\nConnection: close\r\n%b\r\n" % b"".join(framing))
+        parser.feed_data(rest)
+
+    def _upgrade_ignored(self) -> None:
+        self.on_message_complete()
+        self._parser = None
 
     def _fail(self, error: BrokenError) -> None:
         first = self.first
@@ -204,7 +240,7 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         self.requests.append(Request())
-        self._advanced = False
+        self._allowed_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self.requests[-1].target += url
@@ -214,22 +250,19 @@ class RequestReader:
             self.requests[-1].headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._advanced = True
+        self._allowed_bytes = _SLICE_BYTES + self._most_head_bytes
         request, parser = self.requests[-1], self._parser
         request.verb = parser.get_method().decode("ascii")
         request.version = parser.get_http_version()
         request.keeps = parser.should_keep_alive() and request.version != "1.0"
 
-    def on_body(self, data: bytes) -> None:
-        self._advanced = True
-        request = self.requests[-1]
-        if request.stream is not None:
-            request.stream.received(data, 0)
-        else:
-            request.body.append(data)
-
     def on_message_complete(self) -> None:
-        request = self.requests[-1]
-        request.whole = True
-        if request.stream is not None:
-            request.stream.closed_by_client()
+        self._end_part()
+        self.requests[-1].whole = True
+
+    def _end_part(self) -> None:
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._allowed_bytes += _AROUND_A_BYTE * len(data)
+            self.requests[-1].body.append(data)
