@@ -10,7 +10,9 @@
 Every process in turn gets SIGTERM while the chats go on; when it has ended (exit code 0) it is
 started again, and the next one's turn comes when it serves, is connected to its peers and, for a
 Processor, has clients again. The client is any gRPC client with the service config we recommend,
-one channel over both Processors; with --client millstream it is our own library. With --long some
+one channel over both Processors; with --client millstream it is our own library, with --client http
+kept connections of Python's http.client, of which one in a thousand may lose a request: nothing
+tells it that an idle one ends. With --long some
 streams of 400 tokens are always open: at the limit of its drain, which is 2 s then, a worker hands
 them over. With --kill it is SIGKILL: requests go on at other workers, and those of a Processor if
 the client is our library. Wanted: not a single request that isn't OK with the right answer.
@@ -22,11 +24,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import itertools
+import json
 import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +51,7 @@ from tests.support.processor.chats import completion, gather, options
 from tests.support.wire.failures import failure
 
 _GUARD_S = 60.0
+_MOST_THREADS = 1000
 _SHOWN = 20
 _LONG_TOKENS = 400
 _LONG_PROMPTS = ([42], list(range(30, 43)))
@@ -65,6 +71,8 @@ class Caller:
     """Chats, for so many tokens."""
     complete: Callable[[list[int]], Awaitable[Outcome]]
     """Asks for a long completion of a prompt."""
+    connections: Callable[[], int] = lambda: 0
+    """How many it has opened, if it says."""
 
 
 @contextlib.asynccontextmanager
@@ -141,7 +149,78 @@ def _long_outcome(token_ids: Sequence[int]) -> Outcome:
     return Outcome(Plan.FINISH, "OK", wrong=wrong)
 
 
-_CLIENTS = {"grpc": any_client, "millstream": our_client, "both": both_clients}
+class KeptConnections:
+    """Connections of a client that looks at none of them before it sends; it never retries."""
+
+    LOST = "LOST"
+    """The code of a request whose connection broke; no server said anything."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = itertools.cycle(addresses)
+        self._free: list[http.client.HTTPConnection] = []
+        self.opened = 0
+
+    def ask(self, tokens: int) -> Outcome:
+        """Chat; every other answer comes in events, whose head is long gone at its end."""
+        kept = self._free.pop() if self._free else self._new()
+        asked = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": tokens,
+            "stream": bool(tokens % 2),
+        }
+        while kept.sock is None:
+            try:
+                kept.connect()
+                self.opened += 1
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+                kept = self._new()
+        try:
+            headers = {"content-type": "application/json"}
+            kept.request("POST", "/v1/chat/completions", json.dumps(asked), headers)
+            response = kept.getresponse()
+            body = response.read()
+        except (http.client.HTTPException, OSError) as error:
+            kept.close()
+            return Outcome(Plan.FINISH, self.LOST, message=f"{tokens} tokens: {error!r}")
+        self._free.append(kept)
+        if response.status != http.HTTPStatus.OK:
+            return Outcome(Plan.FINISH, f"HTTP {response.status}", message=body.decode()[:200])
+        text = _text_of_events(body) if asked["stream"] else _text_of(json.loads(body), "message")
+        wrong = "" if text == ALPHABET[:tokens] else f"said {text!r}, not {tokens} tokens"
+        return Outcome(Plan.FINISH, "OK", wrong=wrong)
+
+    def _new(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(next(self._addresses), timeout=_GUARD_S)
+
+
+def _text_of_events(body: bytes) -> str:
+    events = [line.removeprefix(b"data: ") for line in body.splitlines() if line]
+    assert events.pop() == b"[DONE]", body
+    return "".join(_text_of(json.loads(event), "delta") for event in events)
+
+
+def _text_of(said: Any, part: str) -> str:
+    return "".join(choice[part].get("content") or "" for choice in said["choices"])
+
+
+@contextlib.asynccontextmanager
+async def http_client(addresses: Sequence[str]) -> AsyncIterator[list[Caller]]:
+    """Use the standard library's HTTP client, as many connections as there are chats."""
+    kept, loop = KeptConnections(addresses), asyncio.get_running_loop()
+    with ThreadPoolExecutor(_MOST_THREADS) as threads:
+
+        async def ask(tokens: int) -> Outcome:
+            return await loop.run_in_executor(threads, kept.ask, tokens)
+
+        async def complete(prompt: list[int]) -> Outcome:
+            return await ask(len(prompt))
+
+        yield [Caller(ask, complete, lambda: kept.opened)]
+
+
+_CLIENTS = {"grpc": any_client, "millstream": our_client, "both": both_clients, "http": http_client}
 
 
 @dataclass
@@ -156,6 +235,10 @@ class Rolling:
     limits: Counter[str] = field(default_factory=Counter)
     """Processes whose drain came to its limit with requests open, and how often."""
     failed: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Requests whose connection broke, of a client that is told nothing before."""
+    connections: int = 0
+    """That such a client has opened."""
     during: Counter[str] = field(default_factory=Counter)
     """Requests that ended while this process was being restarted."""
     slowest_s: float = 0.0
@@ -182,13 +265,16 @@ class Rolling:
     def _judge(self, outcome: Outcome) -> None:
         self.tally.add(outcome)
         self.during[self.restarting] += 1
-        if outcome.code != "OK":
+        if outcome.code == KeptConnections.LOST:
+            self.lost.append(f"restarting {self.restarting}: {outcome.message}")
+        elif outcome.code != "OK":
             self.failed.append(f"restarting {self.restarting}: {outcome.label}: {outcome.message}")
 
     async def _restart(self, name: str, service: ServiceProcess) -> float:
         """Restart one process; answers how long it was away, in seconds."""
         self.restarting = name
-        clients = clients_of(service.port)
+        # Kept connections stay where they were opened, until that is restarted.
+        clients = 0 if self.arguments.client == "http" else clients_of(service.port)
         if self.arguments.kill:  # a request that loses two workers is stopped, as it should be
             longest = _LONG_TOKENS if self.arguments.long else self.arguments.tokens
             await asyncio.sleep(longest * self.arguments.step_s)
@@ -236,6 +322,7 @@ class Rolling:
             finally:
                 self.over = True
                 await asyncio.gather(*clients)
+            self.connections = sum(caller.connections() for caller in callers)
         await suite.expect_idle(verdict)
         await suite.stop(verdict)
         suite.expect_no_complaints(verdict)
@@ -267,11 +354,15 @@ class Rolling:
             "restart_s": restarts,
             "requests_ended_during": dict(self.during),
             "slowest_request_late_by_s": self.slowest_s,
+            "connections": self.connections,
+            "lost_on_them": self.lost[:_SHOWN],
         }
         verdict.broken += [f"wrong: {text}" for text in tally.wrong[:_SHOWN]]
         verdict.broken += self.failed[:_SHOWN]
         failed = len(self.failed)
         verdict.expect(not failed, f"{failed} of {tally.total} requests failed")
+        lost, opened = len(self.lost), self.connections
+        verdict.expect(lost <= max(1, opened // 1000), f"{lost} lost on {opened} connections")
 
 
 def _suite(folder: Path, arguments: argparse.Namespace) -> SimulatedSuite:
@@ -323,7 +414,8 @@ def main() -> int:
         "--client",
         choices=tuple(_CLIENTS),
         default="grpc",
-        help="any gRPC client with our service config, or our library, or half of each (grpc)",
+        help="any gRPC client with our service config, our library, half of each, or kept "
+        "connections of http.client (grpc)",
     )
     parser.add_argument("--tokens", type=int, default=60, help="of a chat's answer, at most (60)")
     parser.add_argument("--long", type=int, default=0, help="streams of 400 tokens at once (0)")
@@ -337,6 +429,8 @@ def main() -> int:
     )
     parser.add_argument("--kill", action="store_true", help="SIGKILL in place of SIGTERM")
     arguments = parser.parse_args()
+    if arguments.client == "http" and (arguments.long or arguments.kill):
+        parser.error("--client http has no long streams, and goes on after no kill")
     return run(arguments).conclude(as_json=arguments.json)
 
 

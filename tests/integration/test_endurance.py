@@ -117,6 +117,14 @@ async def test_a_rolling_restart_costs_no_request(restarts: int, arguments: list
     assert report["requests"] > 15 * restarts
 
 
+async def test_a_rolling_restart_loses_no_kept_connections_of_http() -> None:
+    flags = ("--workers", "1", "--client", "http", "--restart", "processor")
+    report = await _run("rolling_restart", "--chats", "15", "--step-s", "0.005", *flags)
+    assert {*report["statuses"]} <= {"OK", "LOST"}  # how many may be lost it says itself
+    assert report["connections"] > 15
+    assert report["restarts"] == 2
+
+
 async def test_hostile_callers_fail_no_sound_chat() -> None:
     """The rows that need no quiet machine; memory and latency are judged in the long run only."""
     rows = "metadata-not-utf8"

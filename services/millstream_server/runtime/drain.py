@@ -2,10 +2,11 @@
 
 The order on SIGTERM, the same for every service (`runtime.lifecycle.main.until_signal`):
 
-1. health becomes NOT_SERVING, and peers with long streams are notified (`OpenWork.when_leaving`);
+1. health becomes NOT_SERVING; peers with long streams are notified (`OpenWork.when_leaving`), and
+   clients of HTTP/1.1 by each response;
 2. new work is still accepted for ``propagation_s``, until load balancers and peers have noticed;
 3. a Processor sends GOAWAY on all connections and takes no new ones; RPCs that are under way are
-   served (`Server.stop_accepting`);
+   served, and whoever hasn't been told (`Server.stop_accepting`);
 4. new work is refused with UNAVAILABLE and RetryInfo (`OpenWork.refusing`);
 5. open work may finish, for at most ``limit_s`` since 3;
 6. the server stops; RPCs still open end with UNAVAILABLE (`OpenCalls.cut`).

@@ -407,24 +407,6 @@ async def test_limits_count_bodies_and_requests() -> None:
         assert (await two.response())[0] == 429
 
 
-async def test_a_drain_ends_idle_connections_and_says_so_on_others(
-    service: HttpService, wire: Raw
-) -> None:
-    async with raw(service.port) as idle:
-        idle.send(post("/echo"))
-        await idle.response()
-        wire.send(post("/hang"))
-        await until(lambda: service.waiting == 1)
-        await service.server.stop_accepting()
-        assert await idle.closed()
-    for connection in list(service.server.connections):
-        for stream in list(connection.streams.values()):
-            stream.fail(OverloadedError("over"))
-    status, headers, _ = await wire.response()
-    assert (status, headers["connection"]) == (429, "close")
-    assert await wire.closed()
-
-
 async def test_a_reader_that_stops_is_waited_for(service: HttpService) -> None:
     pieces: list[bytes | Exception] = [b"%d" % (i % 10) * 100_000 for i in range(100)]
     service.pieces = list(pieces)

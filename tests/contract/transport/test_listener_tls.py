@@ -138,7 +138,7 @@ def test_a_handshake_that_doesnt_end_is_cut_and_leaves_nothing(
         before = open_files()  # only now: uvloop keeps one for itself
         async with listening(OPTIONS, tls) as server:
             connections = [await server.connect() for _ in range(3)]
-            server.listener.close()
+            server.listener.close(at_once=True)
             await asyncio.gather(*map(closes, connections))
             await asyncio.wait_for(server.listener.closed(), 5)
         await until(lambda: open_files() <= before)

@@ -75,7 +75,7 @@ async def listening(
     try:
         yield Listens(listener, server, made, port)
     finally:
-        listener.close()
+        listener.close(at_once=True)
         for each in made:
             each.transport.abort()
         for connection in list(server.connections):

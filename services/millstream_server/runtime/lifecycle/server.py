@@ -146,7 +146,9 @@ class Server:
             SERVING.labels(name).set(self.health.states[name])
 
     def begin_drain(self) -> None:
-        """Set health to NOT_SERVING for good; new RPCs are still accepted."""
+        """Set health to NOT_SERVING for good, announce the drain; new RPCs are still accepted."""
+        if isinstance(self._transport, H2Server):
+            self._transport.leaving = True
         self._drains.set()
         self.health.begin_drain()
         self.set_serving(serving=False)

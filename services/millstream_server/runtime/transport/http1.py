@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import select
 from typing import TYPE_CHECKING, Any
 
 from millstream_server.runtime.errors import InvalidRequestError
@@ -24,6 +25,7 @@ from millstream_server.runtime.transport.http_stream import Asked, Body, HttpStr
 from millstream_server.runtime.transport.intake import STREAM_S, Intake
 from millstream_server.runtime.transport.output import NoWindow
 from millstream_server.runtime.transport.probes import PROBES, ProbeResponse, refusal, respond
+from millstream_server.runtime.transport.sockets import has_left
 from millstream_server.runtime.transport.stream import Stream
 from millstream_server.runtime.transport.web_requests import read_web
 from millstream_server.runtime.transport.web_stream import Http1WebStream, open_web
@@ -36,9 +38,11 @@ log = get_log(__name__)
 _IDLE_S = 620.0
 """Longest time without a request. Load balancers keep idle connections for 60 to 600 s, and must be
 the ones that close them: else a request may be on its way when the server does."""
+_LEAVING_IDLE_S = 1.0
+"""The same in a drain, for clients that no response has told of it: one may be sending."""
 _LINGER_S = 1.0
-"""How long the rest of a request is read and dropped: closing with unread bytes resets the
-connection, and a client may lose the response."""
+"""How long what still comes is read and dropped: closing with unread bytes resets the connection,
+and a client may lose the response."""
 _DROPS_S = 0.01
 """Between two reads that are dropped: else who sends without end holds others up."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -65,7 +69,8 @@ class Http1Connection(BaseConnection):
         """Since when no request is served, or one has begun to come."""
         age_s = self.options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311
         self._leaves_s = now_s + age_s if age_s else math.inf
-        self.takes_no_more = False
+        self._aged = self._told = False
+        """The next response says that the connection ends behind it; one has said so."""
 
     # ---- the socket ------------------------------------------------------------------------------
 
@@ -176,7 +181,7 @@ class Http1Connection(BaseConnection):
             return
         allowing = preflight(self.options.cors_origins, request.verb, request.headers)
         if allowing is not None:
-            self.out.send(whole(allowing, closes=self.closes))
+            self.out.send(whole(allowing, closes=self.closes()))
             self._go_on()
             return
         if endpoints is None or path in PROBES or content_type.startswith("application/grpc"):
@@ -224,11 +229,12 @@ class Http1Connection(BaseConnection):
         """The request that is served."""
         return self._reader.requests[0]
 
-    @property
     def closes(self) -> bool:
-        """Whether the connection ends behind the response that begins."""
+        """Decide whether the connection ends behind the response that begins, which says so."""
         request = self._reader.first
-        return self.takes_no_more or request is None or not (request.keeps and request.whole)
+        keeps = request is not None and request.keeps and request.whole
+        self._told |= self._aged or self.server.leaving or not keeps
+        return self._told
 
     def over(self, stream_id: int) -> None:
         """Go on with the next request, or close, if the response was sent."""
@@ -246,24 +252,32 @@ class Http1Connection(BaseConnection):
         """Go on behind the first request's response."""
         request = self._reader.requests.pop(0)
         self._since_s = self.loop.time()
-        if self.takes_no_more or not (request.keeps and request.whole):
-            self._close(linger=not request.whole)
+        if self._told or not (request.keeps and request.whole):
+            self._close(linger=True)
         else:
             self.loop.call_soon(self._intake.take, b"")
 
     # ---- the end ---------------------------------------------------------------------------------
 
+    @property
+    def takes_no_more(self) -> bool:
+        """Whether no request will be served behind the open one."""
+        return self._told or self._ended
+
     def drain(self) -> None:
-        """Let the open request end, take no new one, then close."""
-        self.takes_no_more = True
-        if not self.streams:
-            self._close()
+        """Close if it is idle; call it until this is so: what comes before is served."""
+        idle = self.loop.time() - self._since_s > _LEAVING_IDLE_S
+        if idle and not has_left(self._transport, select.POLLIN):
+            self.end_if_unused()
+
+    def end_if_unused(self) -> None:
+        """Close if no request is served or has begun to come."""
+        if not self.streams and not self._reader.begun and not self._intake.waits:
+            self._close(linger=True)
 
     def tick(self, now_s: float) -> None:
         """Check times; called about once a second."""
-        if now_s >= self._leaves_s:
-            self._leaves_s = math.inf
-            self.takes_no_more = True  # the next response says so: its client may be sending now
+        self._aged |= now_s >= self._leaves_s
         self._end_silent(now_s)
         self._reader.rest()
         limit_s = self.options.headers_s if self._reader.begun else _IDLE_S

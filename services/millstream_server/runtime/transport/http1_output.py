@@ -127,7 +127,7 @@ class Http1Sender(BodySender):
         return b"%b%x\r\n%b\r\n%b" % (begun, len(data), data, _LAST_CHUNK if last else b"")
 
     def _head(self, status: int, headers: Headers) -> bytes:
-        return head(status, (*headers, *self.once, *self.cors), closes=self._http1.closes)
+        return head(status, (*headers, *self.once, *self.cors), closes=self._http1.closes())
 
     def _body(self, data: bytes) -> bytes:
         return b"" if self._bare else data

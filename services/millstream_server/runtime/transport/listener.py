@@ -39,6 +39,10 @@ _OWN_DESCRIPTORS = 128
 """Kept for files, workers and ports; or a quarter of all, if that is more."""
 _ACCEPTED_AT_ONCE = 16
 """Accepted before the event loop does something else: 5 ms with what follows for each."""
+_ACCEPTED_LAST = 1024
+"""Of those that the kernel holds when a socket is closed, which would reset them."""
+_LATE_S = 1.0
+"""How long a connection that was accepted last may take to bring its first bytes."""
 _PAUSE_S = 0.05
 """Between tries to accept while nothing can be accepted."""
 _OF_ONE_CONNECTION = frozenset(
@@ -56,8 +60,8 @@ _OF_ONE_CONNECTION = frozenset(
     }
 )
 """Errors of the connection that was to be accepted, accept(2); the next may be normal."""
-_HTTP_2 = b"PRI"
-"""How every connection of HTTP/2 begins; no method of HTTP/1.1 is called that."""
+_HTTP_2 = b"PRI * HTTP/2"
+"""How every connection of HTTP/2 begins."""
 
 Speaker = Callable[[Place], asyncio.Protocol]
 """Makes the protocol that serves a connection and frees its place in `connection_lost`."""
@@ -109,16 +113,25 @@ class Listener:
             take = partial(self._take, tls)
             self._acceptors.append(Acceptor(listening.sockets, take, self._places.make_room))
 
-    def close(self) -> None:
-        """Listen no more. Connections that have begun go on, all others are cut."""
+    def close(self, *, at_once: bool = False) -> None:
+        """Listen no more; cut what brings no first bytes within a second, or ``at_once``."""
         for acceptor in self._acceptors:
             acceptor.close()
         for listening, _ in self._bound:
             listening.close()
         self._bound, self._acceptors = [], []
-        for place in self._places.all():
-            if not place.opened:
-                place.give_up()
+        if at_once:
+            self._cut_opening()
+        else:
+            asyncio.get_running_loop().call_later(_LATE_S, self._cut_opening)
+
+    def opening(self) -> list[Place]:
+        """Return the places of connections that haven't brought their first bytes."""
+        return [place for place in self._places.all() if not place.opened]
+
+    def _cut_opening(self) -> None:
+        for place in self.opening():
+            place.give_up()
 
     def give_memory_back(self) -> None:
         """Give back what many connections had: glibc keeps small blocks, 50 KB of each."""
@@ -239,6 +252,8 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
+        for each in self._sockets:
+            self._accept(each, _ACCEPTED_LAST)
         self._stop_reading()
         self._sockets = []
 
@@ -258,8 +273,8 @@ class Acceptor:
         for each in self._sockets:
             self._loop.add_reader(each, self._accept, each)
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+    def _accept(self, listening: socket.socket, most: int = _ACCEPTED_AT_ONCE) -> None:
+        for _ in range(most):
             try:
                 accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError):

@@ -25,7 +25,7 @@ from millstream_server.runtime.work.pool import WorkPool
 log = get_log(__name__)
 
 _TICK_S = 1.0
-_SEEN_PAUSE_S = 0.01
+_SEEN_PAUSE_S = 0.03
 _AT_ONCE, _TICK_PAUSE_S = 64, 0.001
 """Connections that are ticked in one turn of the loop, and the pause after them."""
 _ENDED_AT_ONCE = 8
@@ -56,6 +56,8 @@ class H2Server(MethodTable):
         self._own_pool = None if pool else self.pool
         self.endpoints: Endpoints | None = None
         """What serves HTTP that isn't gRPC; None: probes alone are."""
+        self.leaving = False
+        """A drain was announced: responses of HTTP/1.1 say that their connections close."""
         self.connections: set[Connection | Http1Connection] = set()
         self.bounds = bounds = Bounds(options)
         bounds.streams.shed, bounds.silent.shed = _shed_stream, _shed_silent
@@ -76,15 +78,26 @@ class H2Server(MethodTable):
         """Take no more connections, send GOAWAY on all; return when all callers have seen it.
 
         What is open goes on, and RPCs that were sent before their callers saw it are served. Who
-        doesn't acknowledge it is waited for `Ending`'s time.
+        doesn't acknowledge it is waited for `Ending`'s time; on HTTP/1.1 a response says it, or the
+        end of an idle connection.
         """
-        self._begin_drain()
-        while not all(each.takes_no_more for each in self.connections):  # noqa: ASYNC110
+        self.leaving = True
+        self._listener.close()
+        while True:
+            left = [each for each in self.connections if not each.takes_no_more]
+            if not (left or self._listener.opening()):
+                return
+            for connection in left:
+                connection.drain()
             await asyncio.sleep(_SEEN_PAUSE_S)
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no more connections and RPCs; after ``grace_s`` cut what is open. None: at once."""
-        self._begin_drain()
+        self.leaving = True
+        self._listener.close(at_once=True)
+        for connection in list(self.connections):
+            connection.drain()
+            connection.end_if_unused()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s or 0.0):
                 while self.connections:
@@ -102,11 +115,6 @@ class H2Server(MethodTable):
         if self._own_pool:
             self._own_pool.close()
         await self._listener.closed()
-
-    def _begin_drain(self) -> None:
-        self._listener.close()
-        for connection in list(self.connections):
-            connection.drain()
 
     def forget(self, connection: Connection | Http1Connection) -> None:
         self.connections.discard(connection)

@@ -221,11 +221,14 @@ def names_in(der: bytes) -> Sequence[CertificateName]:
     ]
 
 
-def has_left(transport: Any) -> bool:
-    """Return whether a connection's peer has closed it, whatever it sent before is still unread."""
+def has_left(transport: Any, events: int = _LEFT) -> bool:
+    """Return whether a connection's peer has closed it, whatever it sent before is still unread.
+
+    With POLLIN as ``events``: whether anything waits to be read.
+    """
     own = transport.get_extra_info("socket")
     if own is None or own.fileno() < 0:
         return True
     poll = select.poll()
-    poll.register(own.fileno(), _LEFT)
+    poll.register(own.fileno(), events)
     return bool(poll.poll(0))
