@@ -220,7 +220,8 @@ async def test_a_connection_to_a_processor_has_an_age_and_one_to_a_worker_none(
         async with asyncio.timeout(3 * GRACE_S):
             cut = await refusal(conversation.call)
         assert cut.code is grpc.StatusCode.UNAVAILABLE
-        assert cut.reason == "", "gRPC's own"
+        assert (cut.reason, cut.retryable) == ("UNAVAILABLE", True)
+        assert "--max-connection-age-s" in cut.message
         assert (await _tokenize(stub, **_bearer(KEY))).token_ids
         assert other.get_state() is ready, "older than any that was cut"
     assert suite.services["closed"].alive

@@ -167,7 +167,10 @@ async def test_an_old_connection_is_asked_to_end() -> None:
         rpc.send(b"one")
         await wire.until(lambda: len(wire.of(Kind.GOAWAY)) == 2)
         assert _goaways(wire)[1] == (rpc.stream, "NO_ERROR", b"")
-        await wire.until_closed()  # the RPC doesn't end by itself
+        ended = await rpc.end()  # it doesn't end by itself
+        assert ended["grpc-status"] == str(int(Code.UNAVAILABLE))
+        assert "--max-connection-age-s" in unquote(ended["grpc-message"])
+        await wire.until_closed()
         assert rpc.messages == [b"one"]
 
 

@@ -17,6 +17,7 @@ from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.transport.http_stream import Body
 from millstream_testing.waiting import until
 from tests.support.wire.http_service import OPTIONS, HttpService, Raw, http_service, post, raw
+from tests.support.wire.raw_http2 import connected, request_fields
 
 
 @pytest_asyncio.fixture
@@ -296,6 +297,18 @@ async def test_a_body_in_tiny_chunks_is_passed_on_in_large_pieces(
     assert sum(pieces) == 50_000
     # One a slice of 16 KiB, and one more a read, of which the kernel makes some 64 KiB.
     assert len(pieces) < len(sent) / 4096
+
+
+@pytest.mark.parametrize("target", ["*", "/echo"])
+async def test_options_of_the_server(service: HttpService, wire: Raw, target: str) -> None:
+    wire.send(f"OPTIONS {target} HTTP/1.1\r\nHost: x\r\n{UPGRADES[1]}\r\n".encode())
+    status, headers, _ = await wire.response()
+    assert (status, headers.get("allow")) == (
+        (200, "GET, HEAD, POST, OPTIONS") if target == "*" else (404, None)
+    )
+    async with connected(service.port) as http2:
+        fields = request_fields(target, method="OPTIONS", content_type=None, te=None)
+        assert (await http2.rpc(fields=fields, end=True).headers())[":status"] == str(status)
 
 
 async def test_a_caller_may_not_send_much_ahead(service: HttpService, wire: Raw) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.transport.server import H2Server
+from millstream_testing.waiting import until
 from tests.support.wire.listening import (
+    HEALTH,
     OPTIONS,
     PREFACE,
     exchange,
@@ -20,7 +23,13 @@ from tests.support.wire.listening import (
     parsed,
     serving_health,
 )
-from tests.support.wire.raw_http2 import connected, request_fields
+from tests.support.wire.raw_http2 import (
+    Setting,
+    connected,
+    request_fields,
+    settings,
+    window_update,
+)
 
 
 async def test_the_first_bytes_decide_however_they_are_cut() -> None:
@@ -103,6 +112,7 @@ async def test_a_probe_gets_the_health_of_a_name(path: str, status: int, says: A
             "this port serves gRPC",
         ),
         (b"GET /livez HTTP/1.1\r\n\r\n", 400, "isn't HTTP/1.1"),
+        (b"PRI /livez HTTP/1.1\r\nHost: x\r\n\r\n", 400, "isn't HTTP/1.1"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "isn't HTTP/1.1"),
         (get("/livez", headers="X: " + "y" * 17_000)[:-4], 431, "have more than 16384"),
         (b"GET /livez HTTP/1.0\r\n\r\n", 200, "SERVING"),
@@ -130,6 +140,45 @@ async def test_a_probe_over_http2_may_name_no_host() -> None:
         fields = request_fields("/livez", method="GET", content_type=None, authority=None)
         rpc = wire.rpc(fields=fields, end=True)
         assert (await rpc.headers())[":status"] == "200"
+
+
+async def test_a_probes_body_waits_for_the_window() -> None:
+    """RFC 9113, 5.2."""
+    async with serving_health("127.0.0.1:0") as port, connected(port) as wire:
+        wire.send(settings({Setting.INITIAL_WINDOW_SIZE: 10}))
+        fields = request_fields("/livez", method="GET", content_type=None)
+        rpc = wire.rpc(fields=fields, end=True)
+        await wire.until(lambda: len(rpc.received) == 10)
+        assert not rpc.over
+        wire.send(window_update(rpc.stream, 1))
+        await wire.until(lambda: len(rpc.received) == 11)
+        wire.send(window_update(rpc.stream, 1000))
+        await wire.until(lambda: rpc.over)
+        assert json.loads(rpc.received) == {"service": "liveness", "status": "SERVING"}
+
+
+@pytest.mark.parametrize("end", ["reset", "time", "bound"])
+async def test_a_probe_whose_body_never_has_room_is_ended(end: str) -> None:
+    seconds = 0.05 if end == "time" else 60.0
+    server = H2Server(Rpcs(), replace(OPTIONS, first_message_s=seconds), lambda: HEALTH)
+    port = server.bind("127.0.0.1:0")
+    await server.start()
+    try:
+        async with connected(port) as wire:
+            wire.send(settings({Setting.INITIAL_WINDOW_SIZE: 0}))
+            fields = request_fields("/livez", method="GET", content_type=None)
+            rpc = wire.rpc(fields=fields, end=True)
+            assert (await rpc.headers())[":status"] == "200"
+            (connection,) = server.connections
+            if end == "reset":
+                rpc.reset()
+            elif end == "bound":
+                server.bounds.streams.shed(connection)
+            await until(lambda: not connection.streams)
+            assert server.bounds.streams.used == 0
+            assert end == "reset" or "reset" in await rpc.end()
+    finally:
+        await server.stop(None)
 
 
 @pytest.mark.parametrize(

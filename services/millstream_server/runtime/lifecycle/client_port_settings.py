@@ -50,7 +50,7 @@ class ClientPortSettings(ServiceSettings):
     max_connection_age_s: float = setting(
         1800.0,
         help="a client's connection is asked to end after this, so that clients that resolve names "
-        "spread over new replicas; 0: never",
+        "spread over new replicas; its RPCs end after three times this; 0: never",
     )
 
     def transport(self) -> TransportOptions:

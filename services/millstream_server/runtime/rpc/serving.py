@@ -248,7 +248,8 @@ class _Unknown:
 
     def __init__(self, name: str, services: Sequence[str]) -> None:
         served = f"; it serves {', '.join(services)}" if services else ""
-        self._message = f"this server has no method {name[1:_LONGEST_NAME]}{served}"
+        name = name.removeprefix("/")[:_LONGEST_NAME]
+        self._message = f"this server has no method {name}{served}"
 
     async def stream_stream(self, _requests: object, _call: object) -> AsyncIterator[NoReturn]:
         raise UnknownMethodError(self._message)

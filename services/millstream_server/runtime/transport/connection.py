@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from h2.errors import ErrorCodes
 
+from millstream_server.runtime.errors import UnavailableError
 from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.connection_base import BaseConnection
@@ -30,7 +31,8 @@ _DRAIN_PING = b"milldrai"
 _DRAIN_ACK_S = 10.0
 """Longest wait in a drain until the caller knows of it."""
 _LINGER_S = 2.0
-"""Longest wait until a caller has read the last bytes of a connection that ends."""
+"""Longest wait until a caller has what is left on a connection that ends."""
+_AGED = "this connection is too old (--max-connection-age-s); send it again on another one"
 
 
 class Ending:
@@ -100,7 +102,7 @@ class Ending:
         self._goaway(self._h2.highest_inbound_stream_id, code, why)
 
     def tick(self, now_s: float) -> bool:
-        """Check times; return whether to end the connection with what is open."""
+        """Check times; return whether to end what is open."""
         if not self._pinged_s and now_s - self._heard_s >= self._options.keepalive_s:
             self._pinged_s = now_s
             self._h2.ping(_KEEPALIVE_PING)
@@ -270,6 +272,8 @@ class Connection(BaseConnection):
         if self.block.age_s(now_s, waits=self._intake.waits) > self.options.headers_s:
             self.enhance_your_calm("a header block that doesn't come whole")
         elif self.ending.tick(now_s):
-            self.end()
+            for stream in list(self.streams.values()):
+                stream.fail(UnavailableError(_AGED))
+            self.loop.call_later(_LINGER_S, self.end)
         else:
             self.end_if_unused()

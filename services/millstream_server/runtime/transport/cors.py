@@ -42,12 +42,14 @@ def allowed(origins: Collection[str], fields: Sequence[Header]) -> Headers:
 
 
 def preflight(
-    origins: Collection[str], verb: str, fields: Sequence[Header]
+    origins: Collection[str], verb: str, target: str, fields: Sequence[Header]
 ) -> ProbeResponse | None:
     """Respond to a browser that asks whether a page may send a request; None: this is no question.
 
-    It comes without the page's key.
+    It comes without the page's key, as does what asks whether this is a server (RFC 9110, 9.3.7).
     """
+    if verb == "OPTIONS" and target == ANY:
+        return ProbeResponse(200, b"", (("allow", "GET, HEAD, POST, OPTIONS"),))
     wanted = _value(fields, b"access-control-request-method")
     headers = allowed(origins, fields)
     if verb != "OPTIONS" or not wanted or not headers:

@@ -25,12 +25,11 @@ from millstream_server.runtime.transport.headers import (
     read_head,
     status_headers,
 )
-from millstream_server.runtime.transport.http_stream import Asked, Http2Stream
+from millstream_server.runtime.transport.http_stream import AnsweredStream, Asked, Http2Stream
 from millstream_server.runtime.transport.inbox import is_known_encoding
 from millstream_server.runtime.transport.probes import (
     PROBE_METHODS,
     PROBES,
-    ProbeResponse,
     refusal,
     respond,
 )
@@ -101,8 +100,8 @@ def _not_grpc(
     stream: WebStream | Http2Stream | None = None
     if (rpc := read_web(error.method, error.head.path, fields)) is not None:
         stream = open_web(WebStream, connection, stream_id, rpc, refusal)
-    elif (response := preflight(origins, error.method, fields)) is not None:
-        _answer(connection, stream_id, response)
+    elif (response := preflight(origins, error.method, path, fields)) is not None:
+        connection.add(AnsweredStream(connection, stream_id, response))
     elif endpoints is None or path in PROBES or not path:
         _answer_http(connection, stream_id, error)
     else:
@@ -121,7 +120,9 @@ def _malformed(connection: Connection, event: events.RequestReceived, error: Sta
     # No other header is looked at: they may be too many, and then they haven't been checked.
     rpc = read_web(verb, target, [(_TYPE, fields.get(_TYPE, b""))])
     if rpc is None:
-        _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
+        bad = error.code is Code.INVALID_ARGUMENT
+        code = Code.INTERNAL if bad else error.code  # as grpc-go and grpc-core say
+        _refuse(connection, event.stream_id, status_headers(code, error.message, ()))
         return
     rpc = replace(rpc, problem=error)
     connection.add(open_web(WebStream, connection, event.stream_id, rpc))
@@ -160,18 +161,7 @@ def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) ->
         response = refusal(error.http_status, str(error))
     if error.method == "HEAD":
         response = replace(response, body=b"")
-    _answer(connection, stream_id, response)
-
-
-def _answer(connection: Connection, stream_id: int, response: ProbeResponse) -> None:
-    headers = [(b":status", b"%d" % response.status)]
-    headers += [(name.encode(), value.encode()) for name, value in response.headers]
-    h2, body = connection.h2, response.body
-    fits = 0 < len(body) <= h2.local_flow_control_window(stream_id)
-    h2.respond(stream_id, headers, end_stream=not fits)
-    if fits:
-        h2.send_data(stream_id, body, end_stream=True)
-    connection.h2.ask_for_no_more(stream_id)
+    connection.add(AnsweredStream(connection, stream_id, response))
 
 
 def _data(connection: Connection, event: events.DataReceived) -> None:

@@ -192,7 +192,7 @@ def add_metadata(metadata: list[tuple[str, str | bytes]], name: str, value: byte
     if not name.endswith("-bin"):
         metadata.append((name, _text(name, value)))
         return
-    for part in value.split(b","):
+    for part in value.split(b","):  # several in one header, as PROTOCOL-HTTP2.md has it
         part = part.strip()  # noqa: PLW2901
         try:
             decoded = base64.b64decode(part + b"=" * (-len(part) % 4), validate=True)

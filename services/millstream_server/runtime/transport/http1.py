@@ -179,7 +179,7 @@ class Http1Connection(BaseConnection):
             self._last_id += 1
             self._serve(request, open_web(Http1WebStream, self, self._last_id, rpc, refusal))
             return
-        allowing = preflight(self.options.cors_origins, request.verb, request.headers)
+        allowing = preflight(self.options.cors_origins, request.verb, target, request.headers)
         if allowing is not None:
             self.out.send(whole(allowing, closes=self.closes()))
             self._go_on()

@@ -23,11 +23,12 @@ from millstream_server.runtime.rpc.http import (
     Refusal,
     request_id_of,
 )
-from millstream_server.runtime.rpc.serving import Method
+from millstream_server.runtime.rpc.serving import Method, Rpcs
 from millstream_server.runtime.transport.headers import Header, RequestHead
 from millstream_server.runtime.transport.inbox import Inbox
 from millstream_server.runtime.transport.output import Sender, Serialize
-from millstream_server.runtime.transport.stream import Stream
+from millstream_server.runtime.transport.probes import ProbeResponse
+from millstream_server.runtime.transport.stream import Life, Stream
 
 _OF_EVENTS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
 """Proxies, nginx among them, then pass each event on at once."""
@@ -178,7 +179,7 @@ class BodySender(Sender):
     async def end_with(self, data: bytes) -> None:
         """Send the last piece, when there is room for it."""
         if not self._begun:
-            self._send_headers()
+            self._send_headers(end=not data)
         if self._fits(data):
             self._end_stream(data)
             return
@@ -238,3 +239,38 @@ class Http2Stream(HttpStream):
         most = method.max_request_bytes or connection.options.max_receive_bytes
         self.inbox = Body(connection, self.id, b"identity", most, method.parse)
         self.sender = BodySender(connection, connection.h2.streams[self.id], self.id)
+
+
+class AnsweredStream(Stream):
+    """A request on HTTP/2 whose response is known: none of it is read, and no layer is entered."""
+
+    __slots__ = ("_response",)
+
+    sender: BodySender
+
+    def __init__(self, connection: Any, stream_id: int, response: ProbeResponse) -> None:
+        super().__init__(connection, stream_id, RequestHead(""), _NO_METHOD)
+        self._response = response
+        self.sender.status, self.sender.headers = response.status, response.headers
+
+    def _make_parts(self, connection: Any, _head: RequestHead, method: Method) -> None:
+        self.inbox = Body(connection, self.id, b"identity", 0, method.parse)
+        self.inbox.ended = True
+        self.sender = BodySender(connection, connection.h2.streams[self.id], self.id)
+
+    def start(self) -> None:
+        """Send the response; what the windows have no room for waits, as long as a request may."""
+        if self.is_over:
+            return
+        self._life, self.ending = Life.SERVED, True
+        loop = self._connection.loop
+        self._timer = loop.call_later(self._connection.options.first_message_s, self.fail)
+        self._task = loop.create_task(self.sender.end_with(self._response.body))
+        self._task.add_done_callback(self._served)
+
+    def fail(self, _failure: Failure | None = None) -> None:
+        self.lost()
+        self.sender.reset()
+
+
+_NO_METHOD = Rpcs().method("", None)
