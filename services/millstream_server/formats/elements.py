@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import html
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from millstream_server.formats.finder import Finder
 from millstream_server.formats.json_text import escape
-from millstream_server.formats.plain_value import PlainValue
+from millstream_server.formats.plain_value import PlainBody, PlainValue
 from millstream_server.formats.reader import Body, Sink
 from millstream_server.formats.schema import NOT_STRING, STRING, Tools
 
@@ -34,34 +33,21 @@ class Elements:
         return ElementsBody(self, sink)
 
 
-class ElementsBody:
+class ElementsBody(PlainBody):
     """Makes a JSON object of them."""
 
-    __slots__ = ("_between_finder", "_counts", "_ends", "_sink", "_step", "_style", "_text_finder",
-                 "_value", "broken", "done")  # fmt: skip
+    __slots__ = ("_between_finder", "_counts", "_ends", "_style", "_text_finder")
 
     def __init__(self, style: Elements, sink: Sink) -> None:
+        super().__init__(sink, self._between)
         self._style = style
         self._between_finder, self._text_finder = _finders(style)
-        self._sink = sink
         self._ends = ["}"]
         """The ends in JSON of what is open."""
         self._counts = [0]
         """How many parts each has so far."""
-        self._value: PlainValue | None = None
-        self._step: Callable[[str, int, bool], int] = self._between
-        self.done = self.broken = False
 
-    def read(self, text: str, at: int, *, last: bool) -> int:
-        """See `Body.read`."""
-        while at < len(text) and not self.done:
-            before, step = at, self._step
-            at = step(text, at, last)
-            if at == before and step == self._step:
-                break  # it is held back
-        return at
-
-    # ---- the steps: each returns up to where it has read
+    # ---- the steps
 
     def _between(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
         found = self._between_finder.find(text, at, last=last)
@@ -104,20 +90,11 @@ class ElementsBody:
         return end + 1
 
     def _text(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
-        value = self._value
-        if value is None:  # never: `_tag` has set it
-            return at
-        at = value.begin(text, at)
-        if value.nested:
-            fragment, at = value.nested_piece(text, at)
-            self._give(fragment)
-            return at
-        found = self._text_finder.find(text, at, last=last)
-        end = len(text) if found is None else found.start()
-        self._give(value.piece(text[at:end]) if end > at else "")
-        if found is None or found.group(1) is None:
+        piece, end, found = self._of_value(text, at, self._text_finder, last=last)
+        self._give(piece)
+        if found is None:
             return end
-        self._give(value.end())
+        self._give(self._value.end())
         self._step = self._between
         return found.end() if found.group(1) == self._style.close else end
 
@@ -125,10 +102,6 @@ class ElementsBody:
         count = self._counts.pop()
         end = self._ends.pop()
         self._sink.arguments("{}" if not (self._ends or count) else end)
-
-    def _give(self, fragment: str) -> None:
-        if fragment:
-            self._sink.arguments(fragment)
 
 
 @functools.cache

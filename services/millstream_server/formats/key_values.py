@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millstream_server.formats.finder import Finder
 from millstream_server.formats.json_text import escape
-from millstream_server.formats.plain_value import PlainValue
+from millstream_server.formats.plain_value import PlainBody, PlainValue
 from millstream_server.formats.reader import Body, Sink
 from millstream_server.formats.schema import ANY, NOT_STRING, STRING, Schema, Tools, Types
 
@@ -57,36 +57,22 @@ class _Finders:
 _finders = functools.cache(_Finders)
 
 
-class KeyValuesBody:
+class KeyValuesBody(PlainBody):
     """Makes a JSON object of them."""
 
-    __slots__ = ("_begun", "_finders", "_schema", "_sink", "_step", "_style", "_types", "_value",
-                 "broken", "done")  # fmt: skip
+    __slots__ = ("_begun", "_finders", "_schema", "_style", "_types")
 
     def __init__(self, style: KeyValues, sink: Sink, schema: Schema) -> None:
+        super().__init__(sink, self._gap)
         self._style = style
         self._finders = _finders(style)
-        self._sink = sink
         self._schema = schema
         self._begun = False
         self._types: Types = ANY
-        self._value: PlainValue | None = None
-        self._step = self._gap
-        self.done = self.broken = False
 
-    def read(self, text: str, at: int, *, last: bool) -> int:
-        """See `Body.read`."""
-        end = len(text)
-        while at < end and not self.done:
-            before, step = at, self._step
-            at = step(text, at, last=last)
-            if at == before and step == self._step:
-                break  # it is held back
-        return at
+    # ---- the steps
 
-    # ---- the steps: each returns up to where it has read
-
-    def _gap(self, text: str, at: int, *, last: bool) -> int:
+    def _gap(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
         """Look for the next key, or the end."""
         found = self._finders.gap.find(text, at, last=last)
         if found is None:
@@ -101,7 +87,7 @@ class KeyValuesBody:
         self._sink.arguments("}" if self._begun else "{}")
         return found.end() if marker in self._style.end else found.start()
 
-    def _key(self, text: str, at: int, *, last: bool) -> int:
+    def _key(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
         found = self._finders.key.find(text, at, last=last)
         end = len(text) if found is None else found.start()
         if end - at > _LONGEST_KEY:
@@ -120,7 +106,7 @@ class KeyValuesBody:
         self._step = self._before_value if self._finders.before_value else self._value_start
         return found.end()
 
-    def _before_value(self, text: str, at: int, *, last: bool) -> int:
+    def _before_value(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
         finder = self._finders.before_value
         found = finder.find(text, at, last=last) if finder else None
         if found is None:
@@ -130,31 +116,16 @@ class KeyValuesBody:
         self._step = self._value_start
         return found.end()
 
-    def _value_start(self, text: str, at: int, *, last: bool) -> int:
+    def _value_start(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
         self._value = PlainValue(self._types)
         self._step = self._value_text
         return at + 1 if self._style.newline and text[at] == "\n" else at
 
-    def _value_text(self, text: str, at: int, *, last: bool) -> int:
-        value = self._value
-        if value is None:  # never: `_value_start` has set it
-            return at
-        at = value.begin(text, at)
-        if value.nested:
-            fragment, at = value.nested_piece(text, at)
-            if fragment:
-                self._sink.arguments(fragment)
-            return at
-        found = self._finders.value.find(text, at, last=last)
-        end = len(text) if found is None else found.start()
-        fragment = value.piece(text[at:end]) if end > at else ""
-        marker: str | None = found.group(1) if found else None
-        if found is None or marker is None:
-            if fragment:
-                self._sink.arguments(fragment)
+    def _value_text(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
+        fragment, end, found = self._of_value(text, at, self._finders.value, last=last)
+        if found is None:
+            self._give(fragment)
             return end
-        fragment += value.end()
-        if fragment:
-            self._sink.arguments(fragment)
+        self._give(fragment + self._value.end())
         self._step = self._gap
-        return found.end() if marker in self._style.value_end else found.start()
+        return found.end() if found.group(1) in self._style.value_end else end

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from millstream_server.formats.finder import Finder
 from millstream_server.formats.json_text import SPACE, escape
-from millstream_server.formats.plain_value import PlainValue
+from millstream_server.formats.plain_value import PlainBody, PlainValue
 from millstream_server.formats.reader import Sink
 from millstream_server.formats.schema import Schema, Tools
 
@@ -29,36 +28,22 @@ class Markup:
         return MarkupBody(self, sink, tools.schema(name))
 
 
-class MarkupBody:
+class MarkupBody(PlainBody):
     """Makes a JSON object of them."""
 
-    __slots__ = ("_counts", "_ends", "_finder", "_opening", "_schemas", "_sink", "_step", "_style",
-                 "_value", "broken", "done")  # fmt: skip
+    __slots__ = ("_counts", "_ends", "_finder", "_opening", "_schemas", "_style")
 
     def __init__(self, style: Markup, sink: Sink, schema: Schema) -> None:
+        super().__init__(sink, self._between)
         self._style = style
         self._opening, self._finder = _tags(style)
-        self._sink = sink
         self._schemas = [schema]
         """Of all elements that are open; the last one's value may be read just now."""
         self._ends = ["}"]
         """The ends in JSON of those that have parts."""
         self._counts = [0]
-        self._value: PlainValue | None = None
-        self._step: Callable[[str, int, bool], int] = self._between
-        self.done = self.broken = False
 
-    def read(self, text: str, at: int, *, last: bool) -> int:
-        """See `Body.read`."""
-        end = len(text)
-        while at < end and not self.done:
-            before, step = at, self._step
-            at = step(text, at, last)
-            if at == before and step == self._step:
-                break  # it is held back
-        return at
-
-    # ---- the steps: each returns up to where it has read
+    # ---- the steps
 
     def _between(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
         """Look for the next tag."""
@@ -105,31 +90,20 @@ class MarkupBody:
         return start
 
     def _begin_value(self, at: int) -> int:
-        types = self._schemas[-1].types
-        self._value = PlainValue(types)
+        self._value = PlainValue(self._schemas[-1].types)
         self._step = self._value_text
         return at
 
     def _value_text(self, text: str, at: int, last: bool) -> int:  # noqa: FBT001 (a step)
-        value = self._value
-        if value is None:  # never: `_begin_value` has set it
-            return at
-        at = value.begin(text, at)
-        if value.nested:
-            fragment, at = value.nested_piece(text, at)
-            self._give(fragment)
-            return at
-        found = self._finder.find(text, at, last=last)
-        end = len(text) if found is None else found.start()
-        fragment = value.piece(text[at:end]) if end > at else ""
-        if found is None or found.group(1) is None:
+        fragment, end, found = self._of_value(text, at, self._finder, last=last)
+        if found is None:
             self._give(fragment)
             return end
         if found.group(1) == self._opening:  # no tag of the model's: the value has it
-            self._give(fragment + value.piece(found.group()))
+            self._give(fragment + self._value.piece(found.group()))
             return found.end()
-        self._give(fragment + value.end())
-        self._value, self._step = None, self._close_tag
+        self._give(fragment + self._value.end())
+        self._step = self._close_tag
         self._ends.append("")
         self._counts.append(0)
         return found.end()
@@ -150,10 +124,6 @@ class MarkupBody:
         if (len(text) if end < 0 else end) - at > _LONGEST_TAG:
             self.done = self.broken = True
         return None if end < 0 else end
-
-    def _give(self, fragment: str) -> None:
-        if fragment:
-            self._sink.arguments(fragment)
 
 
 @functools.cache

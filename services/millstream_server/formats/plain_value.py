@@ -7,9 +7,12 @@ string and something else is a short value held back, until it can be nothing bu
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
+from millstream_server.formats.finder import Finder
 from millstream_server.formats.json_text import JsonValue, escape, escaped
-from millstream_server.formats.schema import Types
+from millstream_server.formats.reader import Sink
+from millstream_server.formats.schema import ANY, Types
 
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false",
           "null": "null", "None": "null"}  # fmt: skip
@@ -117,3 +120,46 @@ class PlainValue:
 
 
 _UNKNOWN, _MAYBE, _STRING, _NUMERAL, _JSON = object(), object(), object(), object(), object()
+
+
+class PlainBody:
+    """A `Body` of such values between markers. It reads in steps.
+
+    A step gets the text, from where to read, and whether nothing follows; it returns up to where it
+    has read.
+    """
+
+    __slots__ = ("_sink", "_step", "_value", "broken", "done")
+
+    def __init__(self, sink: Sink, first: Callable[[str, int, bool], int]) -> None:
+        self._sink = sink
+        self._step = first
+        self._value = PlainValue(ANY)
+        self.done = self.broken = False
+
+    def read(self, text: str, at: int, *, last: bool) -> int:
+        """See `Body.read`."""
+        end = len(text)
+        while at < end and not self.done:
+            before, step = at, self._step
+            at = step(text, at, last)
+            if at == before and step == self._step:
+                break  # it is held back
+        return at
+
+    def _of_value(
+        self, text: str, at: int, finder: Finder, *, last: bool
+    ) -> tuple[str, int, re.Match[str] | None]:
+        """Read on in the value; return its next piece, up to where, and the marker behind it."""
+        value = self._value
+        at = value.begin(text, at)
+        if value.nested:
+            return (*value.nested_piece(text, at), None)
+        found = finder.find(text, at, last=last)
+        end = len(text) if found is None else found.start()
+        piece = value.piece(text[at:end]) if end > at else ""
+        return piece, end, found if found is not None and found.group(1) is not None else None
+
+    def _give(self, fragment: str) -> None:
+        if fragment:
+            self._sink.arguments(fragment)
