@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import uvloop
@@ -27,6 +29,7 @@ from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream, OpenGeneration
 from millstream_server.links.slot_stream import Connection
 from millstream_server.processor.conversation import Options
+from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.output import Pacer, TurnOutput
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
@@ -91,16 +94,15 @@ class _Core:
         self._parts = TurnParts(pacer=Pacer(0.05), workers=self)
         self._telemetry = FrontTelemetry()
         self.front = self
+        self.prompts = SimpleNamespace(threads=None)
+
+    call = contextlib.nullcontext
+    send = ProcessorCore.send
 
     def generate(
         self, _address: str, request: GenerationRequest, sink: OutputSink
     ) -> OpenGeneration:
         return self._stream.start(request, sink)
-
-    def begin_call(self) -> None:
-        pass
-
-    end_call = begin_call
 
     async def complete(
         self, completion: Any, _caller: object, call: Any, output: TurnOutput

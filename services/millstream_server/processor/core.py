@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from millstream_server.processor.conversation import (
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.output import OutputCall, TurnOutput
+from millstream_server.processor.output import OutputCall, PulledOutput, TurnOutput
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import (
     check,
@@ -60,6 +61,20 @@ class ProcessorCore:
     def conversation(self) -> Conversation:
         """Open one, without turns; its caller closes it."""
         return Conversation(self.media.uploads, self.work)
+
+    @contextlib.contextmanager
+    def only_turn(self) -> Iterator[Conversation]:
+        """Open a conversation of one turn, and count its RPC as open, during a ``with`` block.
+
+        Raises:
+            UnavailableError: this process is shutting down.
+        """
+        conversation = self.conversation()
+        try:
+            with self.front.call():
+                yield conversation
+        finally:
+            conversation.close()
 
     async def answer(
         self,
@@ -162,7 +177,7 @@ class ProcessorCore:
         """Admit a checked request: at once if there is capacity, else after waiting.
 
         ``runs`` is called with an admission that waits. If it is cancelled then, the returned one
-        doesn't run. A shutdown refuses nothing here: `Front.begin_call` and `Conversation` refuse
+        doesn't run. A shutdown refuses nothing here: `Front.call` and `Conversation` refuse
         late requests. When the last worker is lost while requests wait, they wait on for
         `QueueLimits.comeback_s`, and run in order after a reconnect; new requests get NO_WORKER at
         once, so that their clients can use another server.
@@ -227,6 +242,13 @@ class ProcessorCore:
             self.end(turn)
             raise
         return turn
+
+    async def send(self, turn: Turn, output: PulledOutput, call: Call) -> None:
+        """Send the output of a turn that has started, to its end."""
+        try:
+            await call.send_from(output)
+        finally:
+            self.end(turn)
 
     def end(self, turn: Turn) -> None:
         """Close a turn in any state, and log it in one line."""

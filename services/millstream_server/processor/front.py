@@ -98,8 +98,9 @@ class Front:
             name: Positions(queue, self._outstanding(name)) for name, queue in self.queues.items()
         }
 
-    def begin_call(self, on_drain: Callable[[], None] | None = None) -> None:
-        """Count an RPC as open until `end_call`.
+    @contextlib.contextmanager
+    def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:
+        """Count an RPC as open during a ``with`` block.
 
         ``on_drain`` is called if the server begins to shut down.
 
@@ -111,22 +112,10 @@ class Front:
                 "this server is shutting down; retry on another one", retry_delay_s=0.1
             )
         self.work.begin(on_drain)
-
-    def end_call(self, on_drain: Callable[[], None] | None = None) -> None:
-        self.work.end(on_drain)
-
-    @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
-        """Count an RPC as open during a ``with`` block.
-
-        Raises:
-            UnavailableError: this process is shutting down.
-        """
-        self.begin_call()
         try:
             yield
         finally:
-            self.end_call()
+            self.work.end(on_drain)
 
     def count(self, error: BaseException | None) -> None:
         """Count an end in the load reports, but not what is the client's fault."""

@@ -64,8 +64,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         reading = None
         try:
             await _begin(requests, conversation, self._pool)
-            core.front.begin_call(conversation.drain)
-            try:
+            with core.front.call(conversation.drain):
                 rpc_caller = Caller.of(call)
                 if call.all_read:  # the client closed its side with its first message, as most do
                     conversation.close_input()
@@ -83,32 +82,20 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         processor_pb2.ChatResponse, number, conversation.take_notice
                     )
                     turn = await core.answer(conversation, said, rpc_caller, call, messages)
-                    try:
-                        await call.send_from(messages)
-                    finally:
-                        core.end(turn)
+                    await core.send(turn, messages, call)
                     conversation.ended(turn.choices[0].message, turn.workers)
-            finally:
-                if reading is not None:
-                    reading.cancel()
-                core.front.end_call(conversation.drain)
         finally:
+            if reading is not None:
+                reading.cancel()
             conversation.close()
 
     async def ChatOnce(self, request: processor_pb2.ChatOnceRequest, call: Call) -> None:
         core = self._core
-        conversation = core.conversation()
-        try:
-            with core.front.call():
-                said = await _only_turn(request, conversation, self._pool)
-                messages = Messages(processor_pb2.ChatOnceResponse)
-                turn = await core.answer(conversation, said, Caller.of(call), call, messages)
-                try:
-                    await call.send_from(messages)
-                finally:
-                    core.end(turn)
-        finally:
-            conversation.close()
+        with core.only_turn() as conversation:
+            said = await _only_turn(request, conversation, self._pool)
+            messages = Messages(processor_pb2.ChatOnceResponse)
+            turn = await core.answer(conversation, said, Caller.of(call), call, messages)
+            await core.send(turn, messages, call)
 
     async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
         core = self._core
@@ -116,10 +103,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             completion = convert.completion_from_proto(request)
             messages = Messages(processor_pb2.CompleteResponse)
             turn = await core.complete(completion, Caller.of(call), call, messages)
-            try:
-                await call.send_from(messages)
-            finally:
-                core.end(turn)
+            await core.send(turn, messages, call)
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call
@@ -158,13 +142,9 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self, request: processor_pb2.RenderRequest, call: Call
     ) -> processor_pb2.RenderResponse:
         core = self._core
-        conversation = core.conversation()
-        try:
-            with core.front.call():
-                said = await _only_turn(request, conversation, self._pool)
-                prepared = await core.render(conversation, said, Caller.of(call))
-        finally:
-            conversation.close()
+        with core.only_turn() as conversation:
+            said = await _only_turn(request, conversation, self._pool)
+            prepared = await core.render(conversation, said, Caller.of(call))
         response = rendered_to_proto(prepared, conversation)
         await add_token_ids(response.token_ids, array("I", prepared.request.token_ids))
         check_size(response, "start.messages")

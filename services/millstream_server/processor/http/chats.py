@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream_server.processor.answer_options import AnswerOptions
@@ -15,13 +14,11 @@ from millstream_server.processor.conversation import (
     Options,
     UserTurn,
 )
-from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.http import schema
 from millstream_server.processor.http.output import Events, Shape, Whole
 from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.output import PulledOutput
 from millstream_server.processor.text.messages import ChatMessage, Tool
-from millstream_server.processor.turn import Turn
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.http import EVENTS, HttpCall
 
@@ -63,10 +60,10 @@ async def run(pipeline: Pipeline, asked: Asked, output: PulledOutput, call: Http
     Raises:
         ServingError: it was refused, or has failed.
     """
-    with _opened(pipeline) as conversation:
+    with pipeline.chats.only_turn() as conversation:
         said = await _begin(conversation, asked, call)
         turn = await pipeline.chats.answer(conversation, said, Caller.of(call), call, output)
-        await send(pipeline.chats, turn, output, call)
+        await pipeline.chats.send(turn, output, call)
 
 
 async def prepare(pipeline: Pipeline, asked: Asked, call: HttpCall) -> PreparedTurn:
@@ -75,20 +72,9 @@ async def prepare(pipeline: Pipeline, asked: Asked, call: HttpCall) -> PreparedT
     Raises:
         ServingError: it would be refused.
     """
-    with _opened(pipeline) as conversation:
+    with pipeline.chats.only_turn() as conversation:
         said = await _begin(conversation, asked, call)
         return await pipeline.chats.render(conversation, said, Caller.of(call))
-
-
-@contextlib.contextmanager
-def _opened(pipeline: Pipeline) -> Iterator[Conversation]:
-    """Count a call, and close its conversation at the end."""
-    conversation = pipeline.chats.conversation()
-    try:
-        with pipeline.calls.call():
-            yield conversation
-    finally:
-        conversation.close()
 
 
 async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> UserTurn:
@@ -101,11 +87,3 @@ async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> Us
     if said is None or isinstance(said, DrainNotice):
         raise InvalidRequestError.of(asked.field, "are missing")
     return said
-
-
-async def send(chats: ProcessorCore, turn: Turn, output: PulledOutput, call: HttpCall) -> None:
-    """Send the output of a turn that has started, to its end."""
-    try:
-        await call.send_from(output)
-    finally:
-        chats.end(turn)

@@ -13,7 +13,7 @@ import msgspec
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.http import bodies, requests, schema
-from millstream_server.processor.http.chats import output_of, send
+from millstream_server.processor.http.chats import output_of
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.joined_output import JoinedOutput
@@ -59,7 +59,7 @@ class Completions:
             output = output_of(CompletionShape(), asked, call)
             with _errors_name("prompt"):
                 turn = await self._chats.complete(completions[0], Caller.of(call), call, output)
-            await send(self._chats, turn, output, call)
+            await self._chats.send(turn, output, call)
 
     async def _several(
         self, asked: schema.Completion, completions: Sequence[Completion], call: HttpCall
