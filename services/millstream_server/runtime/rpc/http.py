@@ -137,12 +137,8 @@ class Endpoints:
         self._paths = sorted({each.path for each in endpoints})
         self._folders = [key for key in self._found if key[1].endswith("}")]
 
-    def find(self, verb: str, path: str, refusal: Failure | None = None) -> tuple[Endpoint, Method]:
-        """Return what serves a request; ``refusal`` and what there isn't come after the layers."""
-        endpoint, method = self._find(verb, path)
-        return endpoint, method if refusal is None else method.refusing(refusal)
-
-    def _find(self, verb: str, path: str) -> tuple[Endpoint, Method]:
+    def find(self, verb: str, path: str) -> tuple[Endpoint, Method]:
+        """Return what serves a request; what there isn't is refused after the layers."""
         found = self._found.get((verb, path)) or self._below(verb, path)
         if found is not None:
             return found

@@ -66,7 +66,8 @@ class ServedCall(Call, ABC):
         self.visits: list[Visit] = []
         """Of the layers that were entered."""
         self.failure: Failure | None = None
-        """The failure for which `fail` cancelled the handler."""
+        """The failure for which `fail` cancelled the handler; of a new call, that it is to end with
+        behind the layers, so that authentication comes first."""
         self._task: asyncio.Task[Any] | None = None
         """The task that serves it; set by the transport."""
         self.ending = False

@@ -6,7 +6,6 @@ It knows no transport: that hands it a `ServedCall`.
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -79,7 +78,6 @@ class Method:
         self._sends = handler.response_streaming and inspect.iscoroutinefunction(self._servicer)
         """Whether the servicer itself sends its responses, by the `Call`."""
         self._layers = layers
-        self._refusal: Failure | None = None
         self._open = open_calls
         self.lone = not handler.request_streaming
         """Whether a call has one request."""
@@ -88,25 +86,17 @@ class Method:
         self.first_message_s = _FIRST_MESSAGE_S if self.lone else None
         """Longest wait for the first request, if it isn't the server's to say."""
 
-    def refusing(self, failure: Failure) -> Method:
-        """Return what refuses a call behind the layers, so that authentication comes first."""
-        method = copy.copy(self)
-        method._refusal = failure  # noqa: SLF001 - of this class
-        return method
-
     def begin(self, call: ServedCall) -> None:
         """Begin a call: enter the layers. `serve` or `give_up` must follow, also after an error.
 
         Raises:
-            ServingError: a layer refuses it, or this method does; or another exception.
+            ServingError: a layer refuses it; or another exception.
         """
         self._open.add(call)
         for layer in self._layers:
             visit = layer.enter(call)
             if visit is not None:
                 call.visits.append(visit)
-        if self._refusal is not None:
-            raise self._refusal
         CURRENT_KEY.set(call.caller_key)
 
     def give_up(self, call: ServedCall, error: BaseException, refuse: Refuse) -> None:

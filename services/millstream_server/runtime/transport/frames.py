@@ -106,8 +106,8 @@ def _not_grpc(
         _answer_http(connection, stream_id, error)
     else:
         asked = Asked(error.method, error.head.path, error.head.metadata)
-        found = endpoints.find(error.method, path, refusal)
-        stream = Http2Stream(connection, stream_id, asked, found)
+        stream = Http2Stream(connection, stream_id, asked, endpoints.find(error.method, path))
+        stream.failure = refusal
     if stream is not None:
         stream.sender.cors = allowed(origins, fields)
         connection.add(stream)

@@ -192,8 +192,9 @@ class Http1Connection(BaseConnection):
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers
         ]
         asked = Asked(request.verb, target, headers)
-        found = endpoints.find(request.verb, path, refusal)
-        self._serve(request, Http1Stream(self, self._last_id, asked, found))
+        stream = Http1Stream(self, self._last_id, asked, endpoints.find(request.verb, path))
+        stream.failure = refusal
+        self._serve(request, stream)
 
     def _serve(self, request: Request, stream: Http1Stream | Http1WebStream) -> None:
         stream.sender.cors = allowed(self.options.cors_origins, request.headers)

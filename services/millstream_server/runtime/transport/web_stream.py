@@ -43,9 +43,9 @@ def open_web(
         asked = replace(asked, problem=None)
     elif asked.problem is None and connection.server.serves(path):
         refusal = _misfit(asked, method)
-    if refusal is not None:
-        method = method.refusing(refusal)
-    return kind(connection, stream_id, asked, method)
+    stream = kind(connection, stream_id, asked, method)
+    stream.failure = refusal
+    return stream
 
 
 def _misfit(asked: WebRequest, method: Method) -> HttpRefusalError | None:
