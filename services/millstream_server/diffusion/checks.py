@@ -133,7 +133,7 @@ def _violations(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[Field
     yield from _in_range("options.steps", request.steps, 1, info.max_steps)
     yield from _guidance(request)
     if request.seed is not None and not 0 <= request.seed <= MAX_SEED:
-        yield seed_violation(request.seed)
+        yield FieldViolation("options.seed", f"is {request.seed}; it must be below 2^63")
     if request.scheduler and request.scheduler not in info.schedulers:
         offered = ", ".join(info.schedulers)
         why = f"{request.scheduler[:64]!r} is not offered by this model; it offers {offered}"
@@ -235,8 +235,3 @@ def _missing(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[FieldVio
             "the worker has no storage to return URLs of; ask for bytes, or start it with "
             "--storage-url",
         )
-
-
-def seed_violation(seed: int) -> FieldViolation:
-    """Say what is wrong with a seed that is negative or too large."""
-    return FieldViolation("options.seed", f"is {seed}; it must be below 2^63")

@@ -175,7 +175,9 @@ def _finished_to_proto(slot: int, end: Finished) -> diffusion_pb2.DiffusionFinis
     return diffusion_pb2.DiffusionFinished(
         slot=slot,
         request_id=end.request_id,
-        settings=settings_to_proto(end.settings),
+        settings=diffusion_pb2.DiffusionSettings(
+            strength=end.settings.strength, **values(end.settings, _SETTINGS)
+        ),
         outputs=[
             diffusion_pb2.DiffusionOutput(
                 seed=file.seed,
@@ -188,13 +190,6 @@ def _finished_to_proto(slot: int, end: Finished) -> diffusion_pb2.DiffusionFinis
         usage=diffusion_pb2.DiffusionUsage(
             queued=duration(end.queued_s), running=duration(end.running_s), **values(end, _USAGE)
         ),
-    )
-
-
-def settings_to_proto(settings: DiffusionSettings) -> diffusion_pb2.DiffusionSettings:
-    """Convert settings."""
-    return diffusion_pb2.DiffusionSettings(
-        strength=settings.strength, **values(settings, _SETTINGS)
     )
 
 

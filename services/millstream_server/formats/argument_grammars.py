@@ -61,7 +61,7 @@ def members(
         return star(of_any(more))
     parts = []
     for name, value in shape.properties.items():
-        if bad_key(name):
+        if not name or name != name.strip() or _BAD_IN_KEY.intersection(name):
             raise UnconstrainableError(
                 f"the property {name[:64]!r} can't be written in this format"
             )
@@ -76,11 +76,6 @@ def elements(shape: Shape, of_item: Callable[[Shape], Part]) -> Part:
     item = of_item(shape.within(shape.node.get("items")))
     least, most = shape.bound("minItems") or 0, shape.bound("maxItems")
     return repeat(item, least, most) if least or most is not None else star(item)
-
-
-def bad_key(name: str) -> bool:
-    """Return whether a property's name can't stand in a tag."""
-    return not name or name != name.strip() or bool(_BAD_IN_KEY.intersection(name))
 
 
 class _Parameters:

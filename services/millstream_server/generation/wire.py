@@ -38,11 +38,6 @@ _MAX_VERSION_CHARS = 1024
 _KNOB_NAMES = frozenset(knob.name for knob in KNOBS)
 
 
-def finish_reason_from_proto(reason: generation_pb2.FinishReason.ValueType) -> FinishReason:
-    """Map a finish reason of the contract; an unknown, newer one is STOP."""
-    return _FINISH_FROM_PROTO.get(reason, FinishReason.STOP)
-
-
 def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
     """Map a finish reason to the contract's enum."""
     return _FINISH_TO_PROTO[reason]
@@ -278,7 +273,7 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
     usage = message.usage
     return Finish(
         # An unknown, newer reason: the request didn't fail, so the turn is over.
-        reason=finish_reason_from_proto(message.reason),
+        reason=_FINISH_FROM_PROTO.get(message.reason, FinishReason.STOP),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,

@@ -161,8 +161,8 @@ class FrontRequest:
     `telemetry`, and ends both instead of `end`. All others end in the block.
     """
 
-    __slots__ = ("_admission", "_deadline_s", "_front", "_held_bytes", "_over", "_request_id",
-                 "_running", "_span", "_task", "given", "model", "telemetry")  # fmt: skip
+    __slots__ = ("_admission", "_deadline_s", "_held_bytes", "_over", "_request_id", "_running",
+                 "_span", "_task", "front", "given", "model", "telemetry")  # fmt: skip
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class FrontRequest:
         """The model's name, when it is known."""
         self.given = False
         """Whether the client was given a part of the result: it can't start again."""
-        self._front = front
+        self.front = front
         self._task = task
         self._admission: Admission | None = None
         self._request_id = request_id
@@ -234,8 +234,8 @@ class FrontRequest:
         Raises:
             ServingError: the model isn't served here, or has no such worker.
         """
-        name = self._front.models.name_of(model, self._task)
-        engines = self._front.router.task_workers(name).engines(self._task)
+        name = self.front.models.name_of(model, self._task)
+        engines = self.front.router.task_workers(name).engines(self._task)
         self.known(name, engines[0].engine)
         return engines
 
@@ -245,7 +245,7 @@ class FrontRequest:
         Raises:
             NoWorkerError: there is none.
         """
-        return self._front.router.task_workers(self.model).engines(self._task)
+        return self.front.router.task_workers(self.model).engines(self._task)
 
     def hold(self, nbytes: int) -> None:
         """Count about what its content takes, until its end.
@@ -253,7 +253,7 @@ class FrontRequest:
         Raises:
             OverloadedError: requests may take no more memory.
         """
-        self._front.held.take(nbytes)
+        self.front.held.take(nbytes)
         self._held_bytes += nbytes
 
     def enter(
@@ -264,7 +264,7 @@ class FrontRequest:
         Raises:
             OverloadedError: the queue is full, or the wait would exceed its deadline.
         """
-        admission = self._admission = self._front.queues[self.model].enter(
+        admission = self._admission = self.front.queues[self.model].enter(
             units, tokens=tokens, priority=priority, timeout_s=timeout_s, caller=CURRENT_KEY.get()
         )
         return admission
@@ -279,7 +279,7 @@ class FrontRequest:
         admission = self.enter(1, tokens, priority, left_s)
         if not admission.waits:
             return
-        positions = self._front.positions[self.model]
+        positions = self.front.positions[self.model]
         if tell is not None:
             positions.follow(admission, tell)
         try:
@@ -296,20 +296,12 @@ class FrontRequest:
             NoWorkerError: there is none, but for the one at the address ``avoid``.
         """
         routed = RoutingRequest(model=self.model, priority=priority, avoid=(avoid,))
-        return self._front.router.task_workers(self.model).pick(routed, self._task, fit)
+        return self.front.router.task_workers(self.model).pick(routed, self._task, fit)
 
     def leg(self, address: str) -> TraceContext:
         """Begin its span at a worker; return the trace context for the worker."""
         self._span = self.telemetry.at_worker(self._task.name.lower(), address)
         return self._span.carry(self.telemetry.trace)
-
-    @property
-    def may_start_again(self) -> bool:
-        return self._front.redispatch
-
-    @property
-    def repeated(self) -> RepeatedLosses:
-        return self._front.repeated
 
     def lost(self, error: ServingError) -> None:
         """Its worker was lost; it starts again at another one."""
@@ -339,7 +331,7 @@ class FrontRequest:
             return
         self._over = True
         self._release()
-        self._front.held.give_back(self._held_bytes)
+        self.front.held.give_back(self._held_bytes)
         if error is None:
             self._span.ended()
             self.telemetry.succeeded(input_tokens)
@@ -348,7 +340,7 @@ class FrontRequest:
                 self._running.cancel()
             self._span.failed(error)
             self.telemetry.failed(error)
-        self._front.count(error)
+        self.front.count(error)
         if self._task not in TEXT_TASKS:
             write = log.caused if error else log.info
             write(

@@ -188,13 +188,13 @@ async def run_on_a_worker(
     Raises:
         ServingError: it failed, or an equal one has lost two workers.
     """
-    asked.repeated.check(caller().key, request)
+    asked.front.repeated.check(caller().key, request)
     priority: Priority = request.priority
     address, engine = asked.pick(fit, priority)
     try:
         return await attempt(address, engine)
     except LOSSES as error:
-        if asked.given or not asked.may_start_again:
+        if asked.given or not asked.front.redispatch:
             raise
         try:
             other, engine = asked.pick(fit, priority, avoid=address)
@@ -209,5 +209,5 @@ async def run_on_a_worker(
         told = told_of(asked.model, before, error)
         if told is error:
             raise
-        asked.repeated.add(caller().key, request)
+        asked.front.repeated.add(caller().key, request)
         raise told from error

@@ -102,7 +102,7 @@ def _char(code: int) -> str:
 @lru_cache(maxsize=_KEPT)
 def _chars_in_json(chars: Chars) -> str:
     """Write characters of a JSON string; control characters without a short escape are left out."""
-    escaped = [code for code in _JSON_ESCAPES if _has(chars, code)]
+    escaped = [c for c in _JSON_ESCAPES if any(a <= c <= b for a, b in chars.ranges)]
     never = [(0, _LAST_CONTROL), *((code, code) for code in _JSON_ESCAPES)]
     plain = Chars.of([*chars.others().ranges, *never]).others()
     ways = [_class(plain)] if plain.ranges else []
@@ -110,7 +110,3 @@ def _chars_in_json(chars: Chars) -> str:
     if not ways:
         raise UnconstrainableError("it asks for control characters")
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
-
-
-def _has(chars: Chars, code: int) -> bool:
-    return any(first <= code <= last for first, last in chars.ranges)

@@ -114,7 +114,9 @@ class FrameBuilder(Outgoing[Any]):
         if self._draining:
             frame.draining = True
         room = self._take_tokens(frame)
-        sizes: Iterable[int] = (_finish_bytes(finish) for _, finish in self._finishes)
+        sizes: Iterable[int] = (
+            _END_BYTES + _logprob_bytes(finish.prompt_logprobs) for _, finish in self._finishes
+        )
         count, room = _fitting(sizes, room, at_least_one=not frame.slots)
         for slot, finish in self._finishes[:count]:
             convert.write_finish(frame.finishes.add(slot=slot), finish)
@@ -168,10 +170,6 @@ def _fitting(sizes: Iterable[int], room: int, *, at_least_one: bool) -> tuple[in
 
 def _logprob_bytes(logprobs: Sequence[TokenLogprob]) -> int:
     return sum(_LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
-
-
-def _finish_bytes(finish: Finish) -> int:
-    return _END_BYTES + _logprob_bytes(finish.prompt_logprobs)
 
 
 class RequestRunner(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
 _TOKENIZE = msgspec.json.Decoder(schema.Tokenize)
-_DETOKENIZE = msgspec.json.Decoder(schema.Detokenize)
+_read_detokenize = partial(read, msgspec.json.Decoder(schema.Detokenize))
 _PATHS = ConversationPaths("messages", "tools")
 _TOKENS_AT_ONCE = 4096
 _NAMES = ((re.compile(r"\btoken_ids\b"), "tokens"),)
@@ -104,10 +105,6 @@ def _read_tokenize(body: bytes) -> tuple[schema.Tokenize, UntokenizedChat | None
         answers=requests.answers_of(chat),
         paths=_PATHS,
     )
-
-
-def _read_detokenize(body: bytes) -> schema.Detokenize:
-    return read(_DETOKENIZE, body)
 
 
 def _written(tokens: Tokens, *, with_texts: bool) -> Iterator[bytes]:

@@ -36,8 +36,8 @@ from millstream_server.runtime.rpc.ledger import Hold
 T = TypeVar("T")
 
 _EMBEDDINGS = msgspec.json.Decoder(schema.Embeddings)
-_RERANK = msgspec.json.Decoder(schema.Rerank)
-_SCORE = msgspec.json.Decoder(schema.Score)
+_read_rerank = partial(read, msgspec.json.Decoder(schema.Rerank), unsupported=schema.UNSUPPORTED)
+_read_score = partial(read, msgspec.json.Decoder(schema.Score), unsupported=schema.UNSUPPORTED)
 _LISTS = re.compile(rb"\s*\[\s*\[").match
 _TEXTS = re.compile(rb"\s*\[\s*\"").match
 _LISTS_OF_IDS: msgspec.json.Decoder[list[list[int]]] = msgspec.json.Decoder(list[list[TokenId]])
@@ -175,14 +175,6 @@ class VectorEndpoints:
 
 
 # ---- from bodies ---------------------------------------------------------------------------------
-
-
-def _read_rerank(body: bytes) -> schema.Rerank:
-    return read(_RERANK, body, schema.UNSUPPORTED)
-
-
-def _read_score(body: bytes) -> schema.Score:
-    return read(_SCORE, body, schema.UNSUPPORTED)
 
 
 def _read_embeddings(body: bytes) -> tuple[schema.Embeddings, Sequence[str | Sequence[int]]]:

@@ -250,10 +250,9 @@ class Slot(ABC, Generic[SessionT, StartT]):
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise DeadlinePassedError(self.too_late)
-        self._deadline = asyncio.get_running_loop().call_later(left_s, self._on_deadline)
-
-    def _on_deadline(self) -> None:
-        self.stop(DeadlinePassedError(self.deadline_passed))
+        self._deadline = asyncio.get_running_loop().call_later(
+            left_s, lambda: self.stop(DeadlinePassedError(self.deadline_passed))
+        )
 
     def free(self) -> None:
         """Leave the slot; call it before the terminal entry."""

@@ -32,7 +32,7 @@ def byte_pair_tokenizer(
         BrokenVocabularyError: ranks are missing, or ids are twice.
     """
     _check(ranks, special, first_id)
-    spelled = {token: _spell(token) for token in ranks}
+    spelled = {token: token.decode("latin-1").translate(_LETTERS) for token in ranks}
     ids = {spelled[token]: rank + first_id for token, rank in ranks.items()}
     # A text that spells a special token is read as that, so the other is never made of a text.
     vocabulary = {**ids, **special}
@@ -84,7 +84,3 @@ def _alphabet() -> Mapping[int, str]:
 
 
 _LETTERS = _alphabet()
-
-
-def _spell(token: bytes) -> str:
-    return token.decode("latin-1").translate(_LETTERS)
