@@ -24,20 +24,16 @@ Tell = Callable[[int], None]
 class _Lane:
     """The waiting admissions of one priority, callers by turns."""
 
-    __slots__ = ("tokens", "units", "waiting", "widths")
+    __slots__ = ("waiting", "widths")
 
     def __init__(self) -> None:
         self.waiting: dict[str, dict[int, Admission]] = {}
         """Of each caller in order of arrival; the caller who is next is the first."""
         self.widths: Counter[int] = Counter()
-        self.units = 0
-        self.tokens = 0
 
     def add(self, admission: Admission) -> None:
         self.waiting.setdefault(admission.caller, {})[admission.number] = admission
         self.widths[admission.units] += 1
-        self.units += admission.units
-        self.tokens += admission.tokens
 
     def remove(self, admission: Admission, *, runs: bool) -> None:
         """Remove one; if it ``runs``, its caller had its turn."""
@@ -48,8 +44,6 @@ class _Lane:
             if own:
                 self.waiting[admission.caller] = own  # at the end
         self.widths[admission.units] -= 1
-        self.units -= admission.units
-        self.tokens -= admission.tokens
 
     def first(self, is_held: Callable[[str], bool]) -> Admission | None:
         for caller, own in self.waiting.items():
@@ -81,26 +75,23 @@ class Waiting:
         self._is_held = is_held
         self.lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
         """Highest priority first."""
-        self.count = 0
+        self.count = self.units = 0
+        self.tokens = 0
+        """Tokens that they may take."""
         self.overtaken = 0
         """How often in a row a later request has run before an earlier one of another priority."""
 
     def add(self, admission: Admission) -> None:
         self.lanes[admission.priority].add(admission)
         self.count += 1
+        self.units += admission.units
+        self.tokens += admission.tokens
 
     def remove(self, admission: Admission, *, runs: bool = False) -> None:
         self.lanes[admission.priority].remove(admission, runs=runs)
         self.count -= 1
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that they may take."""
-        return sum(lane.tokens for lane in self.lanes.values())
-
-    @property
-    def units(self) -> int:
-        return sum(lane.units for lane in self.lanes.values())
+        self.units -= admission.units
+        self.tokens -= admission.tokens
 
     def widths(self, priority: Priority, caller: str | None) -> list[Counter[int]]:
         """Return the widths in units, by lane, of those that run before a new one; None: all."""
