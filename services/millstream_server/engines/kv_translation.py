@@ -2,6 +2,8 @@
 
 An engine's hashes may be made of what nobody else knows: then they are only keys here, which say
 what a removal means.
+
+Imports msgspec, which comes with engines.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
 
 from millstream_server.kv_cache.events import (
     BlocksRemoved,
@@ -22,10 +26,22 @@ from millstream_server.kv_cache.events import (
 from millstream_server.kv_cache.hashing import Namespace, hash_of, next_digest
 
 KeyT = TypeVar("KeyT", bound=int | bytes)
+EventT = TypeVar("EventT")
 
 
 class UnreadableBatchError(Exception):
     """A batch isn't what the engine sends."""
+
+
+class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    """Nothing is cached any more."""
+
+
+class Batch(msgspec.Struct, Generic[EventT], array_like=True, gc=False):
+    """What an engine sends at once."""
+
+    ts: float
+    events: list[EventT]
 
 
 @dataclass(slots=True)
@@ -38,19 +54,33 @@ class _Block:
 class BlockTranslation(ABC, Generic[KeyT]):
     """Translates one rank's batches, in order; knows its blocks with hashes of our own."""
 
+    decoder: ClassVar[msgspec.msgpack.Decoder[Any]]
+    """Of a `Batch` of the engine's events, `Cleared` among them."""
+
     def __init__(self) -> None:
         self._blocks: dict[KeyT, _Block] = {}
         """By the engine's hash."""
         self._holders: Counter[tuple[int, Medium]] = Counter()
         """How many of the engine's blocks have our hash: several, if an adapter was loaded anew."""
 
-    @abstractmethod
     def batch(self, payload: bytes) -> list[KvEvent]:
         """Translate a batch.
 
         Raises:
             UnreadableBatchError: it isn't what the engine sends.
         """
+        try:
+            events = self.decoder.decode(payload).events
+        except msgspec.DecodeError as error:
+            raise UnreadableBatchError(str(error)) from error
+        found: list[KvEvent] = []
+        for event in events:
+            found += [self.cleared()] if isinstance(event, Cleared) else self.translated(event)
+        return found
+
+    @abstractmethod
+    def translated(self, event: Any) -> Sequence[KvEvent]:
+        """Translate any other event."""
 
     def __bool__(self) -> bool:
         return bool(self._blocks)

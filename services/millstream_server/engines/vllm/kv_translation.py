@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millstream_server.engines.kv_translation import BlockTranslation, UnreadableBatchError
+from millstream_server.engines.kv_translation import Batch, BlockTranslation, Cleared
 from millstream_server.engines.vllm.kv_feed import LOAD_MARK
 from millstream_server.kv_cache.events import BlocksRemoved, KvEvent, Medium
 from millstream_server.kv_cache.hashing import Namespace
@@ -47,40 +47,22 @@ class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
     group_idx: int | None = None
 
 
-class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    """Nothing is cached any more."""
-
-
-class _Batch(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[Stored | Removed | Cleared]
-
-
-_BATCH = msgspec.msgpack.Decoder(_Batch)
 _Key = int | bytes
 
 
 class Translation(BlockTranslation[_Key]):
     """Translates one rank's events, in order."""
 
-    def batch(self, payload: bytes) -> list[KvEvent]:
-        try:
-            events = _BATCH.decode(payload).events
-        except msgspec.DecodeError as error:
-            raise UnreadableBatchError(str(error)) from error
-        found: list[KvEvent] = []
-        for event in events:
-            if isinstance(event, Cleared):
-                found.append(self.cleared())
-            elif event.group_idx:
-                continue  # of another kind of attention, beside the whole prefix's
-            elif isinstance(event, Stored):
-                found += self._stored(event)
-            else:
-                medium = _medium(event.medium)
-                if hashes := self.removed(event.block_hashes, medium):
-                    found.append(BlocksRemoved(hashes, medium))
-        return found
+    decoder = msgspec.msgpack.Decoder(Batch[Stored | Removed | Cleared])
+
+    def translated(self, event: Stored | Removed) -> list[KvEvent]:
+        if event.group_idx:
+            return []  # of another kind of attention, beside the whole prefix's
+        if isinstance(event, Stored):
+            return self._stored(event)
+        medium = _medium(event.medium)
+        hashes = self.removed(event.block_hashes, medium)
+        return [BlocksRemoved(hashes, medium)] if hashes else []
 
     def _stored(self, event: Stored) -> list[KvEvent]:
         keys: Sequence[list[Any] | None] = event.extra_keys or [None] * len(event.block_hashes)

@@ -4,7 +4,6 @@ SGLang's hashes of an adapter's blocks depend on a random id, so nobody else cou
 Ours are made anew from the token ids, and SGLang's are kept to know what a removal means.
 
 An event is a map with its type under "type"; before 0.5.20 it was an array, which isn't read.
-Imports msgspec, which comes with SGLang.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream_server.engines.kv_translation import BlockTranslation, UnreadableBatchError
+from millstream_server.engines.kv_translation import Batch, BlockTranslation, Cleared
 from millstream_server.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
@@ -46,16 +45,6 @@ class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
     medium: str | None = None
 
 
-class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    """Nothing is cached any more."""
-
-
-class _Batch(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[Stored | Removed | Cleared]
-
-
-_BATCH = msgspec.msgpack.Decoder(_Batch)
 _TOKENS = msgspec.msgpack.Decoder(list[int])
 
 
@@ -74,20 +63,10 @@ _HASH_MASK = (1 << 64) - 1
 class Translation(BlockTranslation[int]):
     """Translates one rank's events, in order. Only adapters' blocks have hashes of our own."""
 
-    def batch(self, payload: bytes) -> list[KvEvent]:
-        try:
-            events = _BATCH.decode(payload).events
-        except msgspec.DecodeError as error:
-            raise UnreadableBatchError(str(error)) from error
-        found: list[KvEvent] = []
-        for event in events:
-            if isinstance(event, Stored):
-                found += self._stored(event)
-            elif isinstance(event, Removed):
-                found += self._removed(event)
-            else:
-                found.append(self.cleared())
-        return found
+    decoder = msgspec.msgpack.Decoder(Batch[Stored | Removed | Cleared])
+
+    def translated(self, event: Stored | Removed) -> list[KvEvent]:
+        return self._stored(event) if isinstance(event, Stored) else self._removed(event)
 
     def _stored(self, event: Stored) -> list[KvEvent]:
         medium = _MEDIA.get(event.medium, Medium.EXTERNAL)
