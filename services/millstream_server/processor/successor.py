@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
@@ -23,6 +23,7 @@ from millstream_server.runtime.telemetry.log import get_log
 
 if TYPE_CHECKING:
     from millstream_server.processor.choice import Choice
+    from millstream_server.processor.redispatch import Redispatcher
     from millstream_server.processor.turn import Turn
 
 log = get_log(__name__)
@@ -59,18 +60,6 @@ class Loss:
     """Hand-offs of it that have failed."""
 
 
-class Queue(Protocol):
-    """Decides when it starts (`processor.redispatch.Redispatcher`)."""
-
-    def computed(self, successor: Successor) -> None:
-        """Note that its prompt is computed, that it is cancelled or has ended; also twice."""
-        ...
-
-    def forget(self, successor: Successor) -> None:
-        """Start it no more."""
-        ...
-
-
 class Successor:
     """The sink of a choice that goes on; before `start` also its `leg.Running`.
 
@@ -80,7 +69,9 @@ class Successor:
     __slots__ = ("_choice", "_queue", "_replayed", "_tokens", "_waits", "has_tokens", "loss",
                  "refused", "turn", "way")  # fmt: skip
 
-    def __init__(self, turn: Turn, choice: Choice, loss: Loss, way: Way, queue: Queue) -> None:
+    def __init__(
+        self, turn: Turn, choice: Choice, loss: Loss, way: Way, queue: Redispatcher
+    ) -> None:
         """Wait until ``queue`` starts it."""
         self.turn = turn
         self.loss = loss

@@ -9,21 +9,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, Self
+from typing import IO, NamedTuple, Self
 
 from millstream_server.cli.suite import lifeline
 from millstream_server.runtime.forking.client import ForkServer, Job
-
-
-class Process(Protocol):
-    """A process that was started; `asyncio.subprocess.Process` is one."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int | None: ...
-    async def wait(self) -> int: ...
-    def terminate(self) -> None: ...
 
 
 class ForkedProcess:
@@ -76,6 +65,10 @@ class ForkedProcess:
         if self.pid and self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
+
+
+Process = asyncio.subprocess.Process | ForkedProcess
+"""A process that was started."""
 
 
 class _Kind(NamedTuple):
