@@ -66,6 +66,11 @@ ALPHABET = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
 """For the tokenizer of `alphabet_model`."""
 
 
+def _stub(kind: Any) -> Any:
+    """Make a property: a service's stub on the channel."""
+    return property(lambda self: kind(self.channel))
+
+
 @dataclass
 class _InProcess:
     server: Server
@@ -84,21 +89,10 @@ class InProcessWorker(_InProcess):
     engine: SimulatedEngine
     host: WorkerHost[GeneratorInfo]
 
-    @property
-    def decode(self) -> Any:
-        return decode_pb2_grpc.DecodeServiceStub(self.channel)
-
-    @property
-    def prefill(self) -> Any:
-        return prefill_pb2_grpc.PrefillServiceStub(self.channel)
-
-    @property
-    def diffusion(self) -> Any:
-        return diffusion_pb2_grpc.DiffusionServiceStub(self.channel)
-
-    @property
-    def about(self) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(self.channel)
+    decode = _stub(decode_pb2_grpc.DecodeServiceStub)
+    prefill = _stub(prefill_pb2_grpc.PrefillServiceStub)
+    diffusion = _stub(diffusion_pb2_grpc.DiffusionServiceStub)
+    about = _stub(worker_pb2_grpc.WorkerServiceStub)
 
     async def load(self) -> GeneratorInfo:
         info = await self.host.plan.engine.start(lambda _: None)
@@ -177,17 +171,9 @@ class InProcessProcessor(_InProcess):
     router: Router
     pacer: Pacer
 
-    @property
-    def stub(self) -> Any:
-        return processor_pb2_grpc.ProcessorServiceStub(self.channel)
-
-    @property
-    def diffusion(self) -> Any:
-        return diffusion_pb2_grpc.DiffusionServiceStub(self.channel)
-
-    @property
-    def embedding(self) -> Any:
-        return embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
+    stub = _stub(processor_pb2_grpc.ProcessorServiceStub)
+    diffusion = _stub(diffusion_pb2_grpc.DiffusionServiceStub)
+    embedding = _stub(embedding_pb2_grpc.EmbeddingServiceStub)
 
 
 def make_fleet(workers: Sequence[str], tracing: Tracing | None = None) -> tuple[Router, Fleet]:
