@@ -67,13 +67,15 @@ def check_length(index: int, ids: Sequence[int], longest: int) -> None:
         )
 
 
-def as_array(rows: list[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def as_array(
+    rows: Sequence[Any] | NDArray[np.float32], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
     """Join what an engine made of inputs.
 
     Raises:
         InternalError: it has another shape, or a number isn't finite.
     """
-    array = np.array(rows, np.float32)
+    array = np.asarray(rows, np.float32)
     if array.shape != shape:
         raise InternalError(f"The engine made {array.shape}, not {shape}.")
     if not np.isfinite(array).all():

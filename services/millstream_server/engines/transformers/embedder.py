@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from millstream_server.control.engine import EngineLoad, warm_up_by_probe
 from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.engines.transformers.vector_model import VectorModel, VectorModelConfig
+from millstream_server.engines.vectors import as_array, check_length
 from millstream_server.runtime.errors import (
     EngineFailedError,
-    InternalError,
-    InvalidRequestError,
     OverloadedError,
     ServingError,
 )
@@ -81,7 +80,8 @@ class TransformersEmbedder:
 
     async def _run(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         info = self._started()
-        _check(inputs, info)
+        for index, ids in enumerate(inputs):
+            check_length(index, ids, info.max_input_tokens)
         stop = threading.Event()
         self._waiting += len(inputs)
         try:
@@ -93,11 +93,7 @@ class TransformersEmbedder:
             self._waiting -= len(inputs)
         self._started()  # else the batch may have been left unfinished
         expected = (len(inputs), info.width) if info.embeds else (len(inputs),)
-        if rows.shape != expected:
-            raise InternalError(f"The engine made {rows.shape}, not {expected}.")
-        if not np.isfinite(rows).all():
-            raise InternalError("The model made numbers that are not finite of the inputs.")
-        return rows
+        return as_array(rows, expected)
 
     def _batch(self, inputs: Sequence[Sequence[int]], stop: threading.Event) -> NDArray[np.float32]:
         """Run inputs, in the model's thread."""
@@ -139,12 +135,3 @@ class TransformersEmbedder:
         await asyncio.wait({released}, timeout=_CLOSE_TIMEOUT_S)
         if not released.done():
             log.warning("the model hangs; it is left to the process's end")
-
-
-def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo) -> None:
-    """Refuse what the model has no positions for; callers have checked it before."""
-    for index, ids in enumerate(inputs):
-        if not 0 < len(ids) <= info.max_input_tokens:
-            raise InvalidRequestError.of(
-                f"inputs[{index}]", f"has {len(ids)} tokens; 1 to {info.max_input_tokens} are taken"
-            )
