@@ -10,7 +10,7 @@ import pytest
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.families import FORMATS
 from millstream_server.formats.tags import Thinking
-from millstream_server.processor.answer import Reading, begun_in, going_on, reading_of
+from millstream_server.processor.answer import Reading, going_on, reading_of, text_of_prefill
 from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.runtime.errors import InvalidRequestError
@@ -30,7 +30,7 @@ async def _reading(form: str, text: str = "", reasoning: str = "") -> Reading:
     reading = reading_of(how, (), "<think>", one_call=False)
     threads = WorkPool(PoolLimits())
     try:
-        return await going_on(reading, begun_in(said, how.form), CONTINUE, threads)
+        return await going_on(reading, text_of_prefill(said, how.form), CONTINUE, threads)
     finally:
         threads.close()
 

@@ -198,7 +198,7 @@ async def test_a_turn_that_is_closed_goes_nowhere(text_model: TextModel) -> None
 
 def _gone(ran: int) -> WorkerLostError:
     error = WorkerLostError("gone")
-    error.ran = ran
+    error.open_requests = ran
     return error
 
 

@@ -177,7 +177,7 @@ class SlotStream(ABC, Generic[OpenT]):
             now = asyncio.get_running_loop().time()
             if now - self._death[0] > _ONE_DEATH_S:
                 self._death = now, self._requests
-            error.ran = self._death[1]
+            error.open_requests = self._death[1]
         opened = self._release(slot)
         self._counts.ended(error.reason)
         self._tell(opened.fail, error)

@@ -184,7 +184,7 @@ class AdmissionQueue:
         self._is_full = is_full
         self._running_of: dict[str, int] = {}
         """Running units by caller."""
-        self.waiting = Waiting(self._is_held)
+        self.waiting = Waiting(self._is_throttled)
         self._arrivals = 0
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
@@ -238,7 +238,7 @@ class AdmissionQueue:
         self._arrivals += 1
         waiting = self.waiting
         passes = not waiting.count or waiting.may_be_passed(priority)
-        if passes and self._fits(units) and not self._is_held(caller):
+        if passes and self._fits(units) and not self._is_throttled(caller):
             self._run(admission, now_s)
             return admission
         if timeout_s is not None:
@@ -280,7 +280,7 @@ class AdmissionQueue:
         # One wider than the whole capacity runs alone.
         return self.running + units <= limit or (limit > 0 and not self.running)
 
-    def _is_held(self, caller: str) -> bool:
+    def _is_throttled(self, caller: str) -> bool:
         """Whether a caller has so much running that its requests wait while others' don't."""
         own, callers = self._running_of.get(caller, 0), len(self._running_of)
         return own >= _MOST_OF_CALLER and callers > 1 and self._is_full()

@@ -85,7 +85,7 @@ async def going_on(reading: Reading, begun: str, field: str, threads: WorkPool) 
     return replace(reading, begun=begun, behind=parser)
 
 
-def begun_in(message: ChatMessage, form: Format) -> str:
+def text_of_prefill(message: ChatMessage, form: Format) -> str:
     """Return what an answer writes on that goes on in ``message``.
 
     Raises:

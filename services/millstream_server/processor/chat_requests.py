@@ -9,7 +9,7 @@ from millstream_server.control.engine import Role
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Ability
-from millstream_server.processor.answer import Reading, begun_in, going_on, reading_of
+from millstream_server.processor.answer import Reading, going_on, reading_of, text_of_prefill
 from millstream_server.processor.answer_grammar import binding_of, with_grammar
 from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.conversation import Caller, Conversation, Options, UserTurn
@@ -135,7 +135,7 @@ class ChatRequests:
         """
         last, one_call = conversation.continued, conversation.answers.one_call
         reading = reading_of(how, conversation.told_tools, prompt, one_call=one_call)
-        begun = begun_in(last, how.form) if last else ""
+        begun = text_of_prefill(last, how.form) if last else ""
         return await going_on(reading, begun, CONTINUE, self._prompts.threads)
 
     async def _prompt(

@@ -73,8 +73,8 @@ def is_death(error: ServingError) -> bool:
 
 def counts(error: ServingError) -> bool:
     """Return whether a loss counts against the request: few others ran there."""
-    ran = error.ran if isinstance(error, WorkerLostError | EngineFailedError) else 0
-    return is_death(error) and ran <= MOST_SUSPECTS
+    others = error.open_requests if isinstance(error, WorkerLostError | EngineFailedError) else 0
+    return is_death(error) and others <= MOST_SUSPECTS
 
 
 class RepeatedLosses:

@@ -244,7 +244,7 @@ class TurnOutput:
             self._late, self._uncounted = True, 0
             self._unread.late.add(self)
 
-    def ran(self) -> None:
+    def workers_ended(self) -> None:
         """Note that no worker runs for it any more: from now on what waits costs memory only."""
         if self._late:
             self._late = False
@@ -256,7 +256,7 @@ class TurnOutput:
             self.count(0)
 
     def _stop_counting(self) -> None:
-        self.ran()
+        self.workers_ended()
         nbytes, self._nbytes = self._nbytes, 0
         if nbytes:
             self._unread.remove(self, nbytes)

@@ -181,7 +181,7 @@ class Turn:
         if self.media:  # what goes on before its first token needs them again
             self.release_media()
         if leg is choice and all(choice.over for choice in self.choices):
-            self.output.ran()
+            self.output.workers_ended()
             self._admission.leave()
 
     def _lost(self, choice: Choice, leg: Leg, error: ServingError) -> None:

@@ -45,9 +45,9 @@ class _Lane:
                 self.waiting[admission.caller] = own  # at the end
         self.widths[admission.units] -= 1
 
-    def first(self, is_held: Callable[[str], bool]) -> Admission | None:
+    def first(self, is_throttled: Callable[[str], bool]) -> Admission | None:
         for caller, own in self.waiting.items():
-            if not is_held(caller):
+            if not is_throttled(caller):
                 return next(iter(own.values()))
         return None
 
@@ -70,9 +70,9 @@ class _Lane:
 class Waiting:
     """The requests of one queue that wait, by priority, then callers by turns."""
 
-    def __init__(self, is_held: Callable[[str], bool]) -> None:
-        """``is_held`` tells whether a caller's requests must wait while others' are next."""
-        self._is_held = is_held
+    def __init__(self, is_throttled: Callable[[str], bool]) -> None:
+        """``is_throttled`` tells whether a caller's requests must wait while others' are next."""
+        self._is_throttled = is_throttled
         self.lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
         """Highest priority first."""
         self.count = self.units = 0
@@ -121,7 +121,7 @@ class Waiting:
 
     def _heads(self) -> list[Admission]:
         """Return each priority's first, highest priority first."""
-        heads = (lane.first(self._is_held) for lane in self.lanes.values() if lane.waiting)
+        heads = (lane.first(self._is_throttled) for lane in self.lanes.values() if lane.waiting)
         return [head for head in heads if head is not None]
 
     def in_order(self) -> Iterator[Admission]:

@@ -290,7 +290,7 @@ class WorkerLostError(UnavailableError):
     reason = "WORKER_LOST"
     was_leaving = False
     """Whether the worker had announced its shutdown: then the request isn't what ended it."""
-    ran = 0
+    open_requests = 0
     """How many requests of this server it ran then."""
 
 
@@ -310,7 +310,7 @@ class EngineFailedError(UnavailableError):
     """The engine behind the worker died."""
 
     reason = "ENGINE_FAILED"
-    ran = 0
+    open_requests = 0
     """How many requests of this server it ran then."""
 
 

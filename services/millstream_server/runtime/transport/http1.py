@@ -25,7 +25,7 @@ from millstream_server.runtime.transport.http_stream import Asked, Body, HttpStr
 from millstream_server.runtime.transport.intake import STREAM_S, Intake
 from millstream_server.runtime.transport.output import NoWindow
 from millstream_server.runtime.transport.probes import PROBES, ProbeResponse, refusal, respond
-from millstream_server.runtime.transport.sockets import has_left
+from millstream_server.runtime.transport.sockets import peer_has_closed
 from millstream_server.runtime.transport.stream import Stream
 from millstream_server.runtime.transport.web_requests import read_web
 from millstream_server.runtime.transport.web_stream import Http1WebStream, open_web
@@ -268,7 +268,7 @@ class Http1Connection(BaseConnection):
     def drain(self) -> None:
         """Close if it is idle; call it until this is so: what comes before is served."""
         idle = self.loop.time() - self._since_s > _LEAVING_IDLE_S
-        if idle and not has_left(self._transport, select.POLLIN):
+        if idle and not peer_has_closed(self._transport, select.POLLIN):
             self.end_if_unused()
 
     def end_if_unused(self) -> None:

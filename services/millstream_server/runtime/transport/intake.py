@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from millstream_server.runtime.transport.sockets import has_left
+from millstream_server.runtime.transport.sockets import peer_has_closed
 
 TURN_S = 0.002
 """Of one turn of the loop, for the bytes of all connections together; the rest waits for the next.
@@ -314,7 +314,7 @@ class Intake:
     def go_on(self) -> None:
         if self._stopped:
             return
-        if self._ends_at_fin and (self._unread or self._backlog) and has_left(self._socket):
+        if self._ends_at_fin and (self._unread or self._backlog) and peer_has_closed(self._socket):
             self._socket.abort()  # else all that it sent before would be begun first
             return
         self._paused = False

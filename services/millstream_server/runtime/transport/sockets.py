@@ -20,7 +20,7 @@ _TCP = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[^\s\[\]]+\]):(?P<port>\d{1,5})")
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what the settings' default says
 _UNIX = "unix:"
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
-_LEFT = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+_CLOSED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 """A FIN or an RST has come, also behind what isn't read yet; Linux alone tells of a FIN."""
 _TRIES = 5
 """For port 0 with several addresses: the port that the first was given may be taken at the next."""
@@ -221,7 +221,7 @@ def names_in(der: bytes) -> Sequence[CertificateName]:
     ]
 
 
-def has_left(transport: Any, events: int = _LEFT) -> bool:
+def peer_has_closed(transport: Any, events: int = _CLOSED) -> bool:
     """Return whether a connection's peer has closed it, whatever it sent before is still unread.
 
     With POLLIN as ``events``: whether anything waits to be read.
