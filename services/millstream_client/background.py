@@ -15,37 +15,20 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from millstream_client.connection import Connection
 from millstream_client.request import client_closed
+
+if TYPE_CHECKING:
+    from millstream_client.streams import MessageStream
+    from millstream_client.tool_run import ToolRun
 
 T = TypeVar("T")
 
 _lock = threading.RLock()  # a signal handler may close a client during a call in the same thread
 _END_S = 2.0
 """Longest wait for tasks and the thread at the end, which takes milliseconds."""
-
-
-class Stream(Protocol):
-    """What is read in the background: an answer's messages, or a run's events."""
-
-    @property
-    def request_id(self) -> str:
-        """The request's id in logs and traces."""
-        ...
-
-    async def read(self) -> Any:
-        """Wait for what comes next; None: nothing does."""
-        ...
-
-    def cancel(self) -> None:
-        """End it while it is read."""
-        ...
-
-    async def aclose(self) -> None:
-        """End it when nobody reads."""
-        ...
 
 
 class Background:
@@ -103,7 +86,9 @@ class Background:
         elif not self._closed:
             function()
 
-    def leave(self, stream: Stream, reading: concurrent.futures.Future[None]) -> None:
+    def leave(
+        self, stream: MessageStream[Any] | ToolRun, reading: concurrent.futures.Future[None]
+    ) -> None:
         """End a stream, in the loop, while it may still be read."""
 
         async def leave() -> None:

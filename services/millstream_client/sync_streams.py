@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from millstream.v1 import chat_pb2, diffusion_pb2, processor_pb2
 from millstream_client.answers import Answer
-from millstream_client.background import Background, Stream
+from millstream_client.background import Background
 from millstream_client.errors import MillstreamError
 from millstream_client.events import Event, EventReader
 from millstream_client.request import client_closed
@@ -20,6 +20,8 @@ from millstream_client.tool_calls import ToolLimits
 from millstream_client.tool_run import RunEvent, ToolRun
 
 Piece = TypeVar("Piece")
+Stream = MessageStream[Any] | ToolRun
+"""What is read in the background: an answer's messages, or a run's events."""
 _LIMITS = ToolLimits()
 _READ_AHEAD = 64
 """Most messages of a stream that are read ahead."""
