@@ -11,10 +11,10 @@ import pytest
 
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor import convert
-from millstream_server.processor.convert import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from millstream_server.processor.convert import MAX_TOOLS
 from millstream_server.processor.http import anthropic_requests, requests
 from millstream_server.processor.http.responses import input as responses_input
-from millstream_server.processor.text.messages import ChatMessage
+from millstream_server.processor.text.messages import MAX_MESSAGES, MAX_PARTS, ChatMessage
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.message_parts import MAX_PARTS as MAX_PARTS_OF_ALL
 from millstream_testing.in_process import suite

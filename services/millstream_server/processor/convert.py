@@ -27,6 +27,8 @@ from millstream_server.processor.conversation import Completion, Conversation, O
 from millstream_server.processor.convert_answers import answers_from_proto, switches_from_proto
 from millstream_server.processor.models import ModelStatus
 from millstream_server.processor.text.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
     ChatMessage,
     ChatRole,
     ConversationPaths,
@@ -61,9 +63,6 @@ _IN_SLOTS = (
     embedding_pb2.EmbedRequest,
 )
 
-MAX_MESSAGES = 4096
-MAX_PARTS = 16_384
-"""Of all messages together: a part may be two bytes on the wire and takes far more memory."""
 MAX_TOOLS = 1024
 _SHORT_PARTS = 1024
 """And messages: converted in a millisecond, which is less than a thread's turn takes."""

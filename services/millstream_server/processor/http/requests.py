@@ -17,6 +17,8 @@ from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.http import schema
 from millstream_server.processor.text.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
     MAX_TOOLS,
     ChatMessage,
     ChatRole,
@@ -28,9 +30,6 @@ from millstream_server.processor.text.switches import Switches, reasoning
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.priority import Priority
 
-MAX_MESSAGES = 4096
-MAX_PARTS = 16_384
-"""Of all messages together, calls included: a body has room for far more, each is an object."""
 MAX_BIAS_BYTES = 256 << 10
 """Of logit_bias as it is written: reading 4 MiB of it takes 0.1 s."""
 MAX_TOP_LOGPROBS = 20

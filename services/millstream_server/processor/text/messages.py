@@ -24,6 +24,10 @@ from millstream_server.runtime.work.pool import stop_if_gone
 
 MAX_VIOLATIONS = 16
 MAX_TOOLS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 16_384
+"""Of all messages together, calls included: a part may be two bytes in what was sent, and each is
+an object."""
 _CHECKED_AT_ONCE = 32
 _KEPT_SCHEMAS = 256
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

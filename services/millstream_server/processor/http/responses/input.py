@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream_server.media.items import Modality
-from millstream_server.processor.http.requests import MAX_MESSAGES, MAX_PARTS, media_at
+from millstream_server.processor.http.requests import media_at
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import (
     SEARCH,
@@ -17,6 +17,8 @@ from millstream_server.processor.http.responses.tools import (
 )
 from millstream_server.processor.http.schema import read
 from millstream_server.processor.text.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
     ChatMessage,
     ChatRole,
     MediaPart,
