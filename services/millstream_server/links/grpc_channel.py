@@ -44,17 +44,13 @@ class GrpcChannel:
     def stale(self) -> bool:
         return bool(self._tls and self._tls.changed())
 
-    def stream(
-        self, rpc: Rpc, *, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> _GrpcStream:
+    def stream(self, rpc: Rpc) -> _GrpcStream:
         method: Any = self._channel.stream_stream(*_arguments(rpc))
-        return _GrpcStream(method(timeout=timeout_s, metadata=metadata), rpc)
+        return _GrpcStream(method(), rpc)
 
-    def watch(
-        self, rpc: Rpc, request: Any, *, timeout_s: float | None = None, metadata: Metadata = ()
-    ) -> _GrpcStream:
+    def watch(self, rpc: Rpc, request: Any) -> _GrpcStream:
         method: Any = self._channel.unary_stream(*_arguments(rpc))
-        return _GrpcStream(method(request, timeout=timeout_s, metadata=metadata), rpc)
+        return _GrpcStream(method(request), rpc)
 
     async def call(
         self,

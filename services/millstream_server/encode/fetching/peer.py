@@ -209,12 +209,9 @@ UNUSED_S = 60.0
 class Peers:
     """One `Peer` per address, while it is used and some time after."""
 
-    def __init__(
-        self, transfer: Transfer, tls: ClientTls | None, *, unused_s: float = UNUSED_S
-    ) -> None:
+    def __init__(self, transfer: Transfer, tls: ClientTls | None) -> None:
         self._transfer = transfer
         self._tls = tls
-        self._unused_s = unused_s
         wants_nixl = transfer in (Transfer.AUTO, Transfer.NIXL) and nixl.available()
         self._nixl = NixlReceiver() if wants_nixl else None
         self._open: dict[str, Peer] = {}
@@ -255,7 +252,7 @@ class Peers:
             self._close(peer)
             return
         loop = asyncio.get_running_loop()
-        self._timers[address] = loop.call_later(self._unused_s, self._disconnect, address)
+        self._timers[address] = loop.call_later(UNUSED_S, self._disconnect, address)
 
     def _disconnect(self, address: str) -> None:
         self._stop_timer(address)
