@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -156,6 +156,11 @@ class InvalidRequestError(ServingError):
         """Make one error of at least one violation."""
         sentences = "; ".join(f"{found.field}: {found.description}" for found in violations)
         return cls(sentences, violations=tuple(violations))
+
+    def at(self, renamed: Callable[[str], str]) -> Self:
+        """Return the same error of other fields; itself if it names none."""
+        found = [FieldViolation(renamed(v.field), v.description) for v in self.violations]
+        return type(self).of_all(found) if found else self
 
 
 class UnsupportedFeatureError(InvalidRequestError):

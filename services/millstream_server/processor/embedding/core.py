@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from millstream_server.control.engine import Task
@@ -24,7 +25,7 @@ from millstream_server.processor.embedding.prompts import pair_form, prompt_name
 from millstream_server.processor.embedding.tokens import BatchTokenizer
 from millstream_server.processor.front import Fit, Front, FrontRequest
 from millstream_server.processor.losses import run_on_a_worker
-from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+from millstream_server.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from millstream_server.control.engine import EngineInfo
@@ -72,7 +73,7 @@ class VectorsCore:
                     lambda address, engine: self._embedded(request, address, engine, asked, output),
                 )
             except InvalidRequestError as error:
-                raise _for_client(error, texts) from error
+                raise error.at(partial(_clients_field, texts)) from error
             asked.end(input_tokens=end.input_tokens)
             return replace(end, request_id=request.request_id, model=asked.model)
 
@@ -150,7 +151,7 @@ class VectorsCore:
             try:
                 ranking = await run_on_a_worker(asked, fit, sent, ranked_at)
             except InvalidRequestError as error:
-                raise _for_client(error, texts) from error
+                raise error.at(partial(_clients_field, texts)) from error
             asked.end(input_tokens=ranking.input_tokens)
             returned = documents if request.return_documents else [""] * len(sent.pairs)
             results = [replace(one, document=returned[one.index]) for one in ranking.results]
@@ -222,16 +223,8 @@ def _check_form(request: RerankRequest) -> None:
         raise InvalidRequestError.of("query", "must not be empty")
 
 
-def _for_client(error: InvalidRequestError, texts: Container[int]) -> InvalidRequestError:
-    """Return a worker's refusal with the client's fields."""
-    if not error.violations:
-        return error
-    return type(error).of_all(
-        [FieldViolation(_field(v.field, texts), v.description) for v in error.violations]
-    )
-
-
-def _field(field: str, texts: Container[int]) -> str:
+def _clients_field(texts: Container[int], field: str) -> str:
+    """Return what the client calls a field of the worker's."""
     found = _WORKERS_FIELD.fullmatch(field)
     if found is None or int(found[2]) not in texts:
         return field

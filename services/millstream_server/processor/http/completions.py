@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -89,11 +88,7 @@ def _errors_name(prompt: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        if not error.violations:
-            raise
-        raise type(error).of_all(
-            [replace(each, field=_OF_PROMPT.sub(prompt, each.field)) for each in error.violations]
-        ) from error
+        raise error.at(lambda field: _OF_PROMPT.sub(prompt, field)) from error
 
 
 def _completion(

@@ -29,7 +29,7 @@ from millstream_server.processor.http.forwarded import Pieces, common_fields
 from millstream_server.processor.http.output import encode
 from millstream_server.processor.http.pipeline import Pipeline
 from millstream_server.processor.http.schema import TokenId, decoded, read
-from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 from millstream_server.runtime.rpc.ledger import Hold
 
@@ -154,7 +154,7 @@ class VectorEndpoints:
                 try:
                     return await self._core.rerank(request)
                 except InvalidRequestError as error:
-                    raise _at(error, places) from error
+                    raise error.at(partial(_document_at, places)) from error
 
         asked_of = _by_query(queries)
         with self._calls.call():
@@ -234,17 +234,10 @@ async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def _at(error: InvalidRequestError, places: Sequence[int]) -> InvalidRequestError:
-    """Return a refusal of some documents with their places among all."""
-
-    def field(name: str) -> str:
-        found = _DOCUMENT.fullmatch(name)
-        return f"documents[{places[int(found[1])]}]" if found else name
-
-    if not error.violations:
-        return error
-    said = [FieldViolation(field(v.field), v.description) for v in error.violations]
-    return type(error).of_all(said)
+def _document_at(places: Sequence[int], field: str) -> str:
+    """Return the field of a document among some by its place among all."""
+    found = _DOCUMENT.fullmatch(field)
+    return f"documents[{places[int(found[1])]}]" if found else field
 
 
 # ---- to answers ----------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
     Failure,
-    FieldViolation,
     InternalError,
     InvalidRequestError,
     RequestCancelledError,
@@ -147,11 +146,7 @@ class TurnMedia:
                 if len(failed) >= _ATTEMPTS or planned.own:
                     raise
             except InvalidRequestError as error:
-                if not error.violations:
-                    raise
-                # At the path of the client's field.
-                found = [FieldViolation(part.field, v.description) for v in error.violations]
-                raise type(error).of_all(found) from error
+                raise error.at(lambda _: part.field) from error
 
     async def _encode_at(self, address: str, part: MediaPart) -> EncodedPart:
         span = self._telemetry.at_worker("encode", address)
