@@ -37,6 +37,7 @@ class Sampling(TypedDict, total=False):
     seed: int
     logit_bias: Mapping[int, float]
     constraint: sampling_pb2.Constraint
+    seed_best_effort: bool
 
 
 class Knobs(Sampling, total=False):
@@ -144,6 +145,7 @@ _HELP = {
     "stop_token_ids": "end the answer at this token; may be repeated",
     "ignore_eos": "go on past the model's end-of-sequence token",
     "seed": "same seed, same request: same answer (if the engine can)",
+    "seed_best_effort": "a seed that the workers can't keep is left out, not refused",
 }
 
 _F = FieldDescriptor

@@ -124,6 +124,8 @@ class Sampling:
         ability=Ability.SEED,
         attribute=_REQUEST + "seed",
     )
+    seed_best_effort: bool = False
+    """The Processor leaves out a seed that the workers can't keep; they refuse it."""
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     constraint: Constraint | None = None

@@ -35,7 +35,7 @@ _FINISH_TO_PROTO = {
 _FINISH_FROM_PROTO = {v: k for k, v in _FINISH_TO_PROTO.items()}
 
 _MAX_VERSION_CHARS = 1024
-_KNOB_NAMES = frozenset(knob.name for knob in KNOBS)
+_SAME_NAME = frozenset((*(knob.name for knob in KNOBS), "max_new_tokens", "seed_best_effort"))
 
 
 def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
@@ -56,7 +56,7 @@ def sampling_fields(message: sampling_pb2.SamplingParams, path: str) -> dict[str
     values: dict[str, Any] = {}
     for field, value in message.ListFields():
         name = field.name
-        if name in _KNOB_NAMES or name == "max_new_tokens":
+        if name in _SAME_NAME:
             values[name] = value
         elif name == "stop_token_ids":
             values[name] = tuple(value)

@@ -23,6 +23,7 @@ from millstream_server.processor.requests import (
     conversation_paths,
     request_of,
     turn_paths,
+    with_kept_seed,
 )
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.routing.plan import RoutingRequest
@@ -89,7 +90,8 @@ class ChatRequests:
         served: ServedModel,
         media: TurnMedia | None,
     ) -> PreparedTurn:
-        options, answers, reading = conversation.options, conversation.answers, None
+        options = with_kept_seed(conversation.options, served.engine)
+        answers, reading = conversation.answers, None
         paths = turn_paths(said.field, options.path)
         await self._prompts.read_grammar(options.sampling)
         tags = Ability.STRUCTURAL_TAGS in served.engine.abilities

@@ -67,6 +67,8 @@ class Options:
     """Requests with the same one go to the same worker; empty: no preference."""
     cache_salt: str = ""
     """Requests with different ones share no KV cache."""
+    seed_left_out: bool = False
+    """Its workers can't keep the seed that was asked for as best effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from millstream_server.processor.requests import (
     completion_paths,
     most_tokens,
     request_of,
+    with_kept_seed,
 )
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.texts import Texts
@@ -148,11 +149,12 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        options, text = completion.options, completion.prompt
-        paths = completion_paths(options.path, is_text=isinstance(text, str))
+        text = completion.prompt
+        paths = completion_paths(completion.options.path, is_text=isinstance(text, str))
         with FrontRequest(self.front, Task.COMPLETE, caller.trace) as asked:
             served = self.models.served(completion.model, "model", Task.COMPLETE)
             asked.known(served.name, served.engine.engine)
+            options = with_kept_seed(completion.options, served.engine)
             await self.prompts.read_grammar(options.sampling)
             if isinstance(text, str):
                 most = served.engine.context_length

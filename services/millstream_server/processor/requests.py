@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_server.control.engine import Role
+from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Ability, Sampling, new_seed
 from millstream_server.generation.validation import FieldPaths, check_request
@@ -127,6 +128,16 @@ def sampling_of(
     if seeded and values.get("seed") is None and values.get("temperature") != 0:
         values["seed"] = new_seed()
     return Sampling(**values)
+
+
+def with_kept_seed(options: Options, engine: GeneratorInfo) -> Options:
+    """Leave out a seed of best effort that ``engine``, the least of all workers', can't keep."""
+    if "seed_best_effort" not in options.sampling:
+        return options
+    sampling = {name: v for name, v in options.sampling.items() if name != "seed_best_effort"}
+    keeps = Ability.SEED in engine.abilities and "sampling.seed" not in engine.refused_fields
+    left_out = not keeps and sampling.pop("seed", None) is not None
+    return replace(options, sampling=sampling, seed_left_out=left_out)
 
 
 # ---- checks --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ ALL = (
     "--temperature 0 --top-p 0.5 --top-k 0 --min-p 0.25 --frequency-penalty -1.5"
     " --presence-penalty 2 --repetition-penalty 1.5 --max-new-tokens 7 --min-new-tokens 3"
     " --stop-token-ids 5 --stop-token-ids 6 --no-ignore-eos --seed 9223372036854775807"
+    " --seed-best-effort"
 )
 
 
@@ -38,6 +39,7 @@ def test_every_knob_has_a_flag_that_arrives() -> None:
         stop_token_ids=[5, 6],
         ignore_eos=False,
         seed=2**63 - 1,
+        seed_best_effort=True,
     )
     assert list(options.stop) == ["a", "b"]
 

@@ -63,6 +63,7 @@ async def run(pipeline: Pipeline, asked: Asked, output: PulledOutput, call: Http
     with pipeline.chats.only_turn() as conversation:
         said = await _begin(conversation, asked, call)
         turn = await pipeline.chats.answer(conversation, said, Caller.of(call), call, output)
+        tell_seed(turn.options, call)
         await pipeline.chats.send(turn, output, call)
 
 
@@ -75,6 +76,12 @@ async def prepare(pipeline: Pipeline, asked: Asked, call: HttpCall) -> PreparedT
     with pipeline.chats.only_turn() as conversation:
         said = await _begin(conversation, asked, call)
         return await pipeline.chats.render(conversation, said, Caller.of(call))
+
+
+def tell_seed(options: Options, call: HttpCall) -> None:
+    """Say in a header if the workers can't keep the seed."""
+    if options.seed_left_out:
+        call.add_header("x-millstream-seed", "best-effort")
 
 
 async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> UserTurn:

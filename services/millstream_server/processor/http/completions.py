@@ -12,7 +12,7 @@ import msgspec
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.conversation import Caller, Completion
 from millstream_server.processor.http import bodies, requests, schema
-from millstream_server.processor.http.chats import output_of
+from millstream_server.processor.http.chats import output_of, tell_seed
 from millstream_server.processor.http.completion_shape import CompletionShape
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.joined_output import JoinedOutput
@@ -58,6 +58,7 @@ class Completions:
             output = output_of(CompletionShape(), asked, call)
             with _errors_name("prompt"):
                 turn = await self._chats.complete(completions[0], Caller.of(call), call, output)
+            tell_seed(turn.options, call)
             await self._chats.send(turn, output, call)
 
     async def _several(
@@ -75,6 +76,7 @@ class Completions:
                 with _errors_name(f"prompt[{index}]"):
                     turn = await self._chats.complete(completions[index], caller, part, output)
                 joined.turns.append(turn)
+            tell_seed(turn.options, call)
             await call.send_from(joined)
         finally:
             for turn in joined.turns:

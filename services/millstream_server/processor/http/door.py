@@ -7,7 +7,7 @@ import asyncio
 from millstream_server.processor.http import bodies, requests, schema
 from millstream_server.processor.http.anthropic import Anthropic
 from millstream_server.processor.http.chat_shape import ChatShape
-from millstream_server.processor.http.chats import Asked, output_of, prepare, run
+from millstream_server.processor.http.chats import Asked, output_of, prepare, run, tell_seed
 from millstream_server.processor.http.completions import Completions
 from millstream_server.processor.http.errors import refuse
 from millstream_server.processor.http.images import ImageEndpoints
@@ -65,6 +65,7 @@ class Door:
         """Return what a chat would send to a worker."""
         asked, messages = await bodies.read(self._threads, body, requests.read_chat)
         prepared = await prepare(self._pipeline, _asked(asked, messages), call)
+        tell_seed(prepared.options, call)
         await call.write(encode(rendered(prepared)))
 
 

@@ -89,6 +89,8 @@ def options_of(asked: schema.Generation, sampling: Mapping[str, Any], **more: An
         InvalidRequestError: a part of it can't be read.
     """
     same = {name: v for name in _SAMPLING if (v := getattr(asked, name)) is not None}
+    if asked.seed is not None:
+        same["seed_best_effort"] = True
     if asked.min_tokens is not None:
         same["min_new_tokens"] = asked.min_tokens
     if asked.stop_token_ids:

@@ -79,6 +79,9 @@ class HttpCall(Call, Protocol):
     def respond(self, content_type: str, headers: Headers = ()) -> None:
         """Choose what `write` and `send_from` send; the status is 200. Without it, it is JSON."""
 
+    def add_header(self, name: str, value: str) -> None:
+        """Add a header to what `respond` has chosen."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

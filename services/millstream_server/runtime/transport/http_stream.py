@@ -99,6 +99,9 @@ class HttpStream(Stream):
         more = _OF_EVENTS if content_type == EVENTS else headers
         self.sender.headers = (("content-type", content_type), *more)
 
+    def add_header(self, name: str, value: str) -> None:
+        self.sender.headers = (*self.sender.headers, (name, value))
+
     @property
     def status(self) -> int:
         return self.sender.status
