@@ -189,6 +189,28 @@ async def test_a_continued_message_and_its_answer_are_one_in_the_conversation(
     assert prompts[1] == f"f;g;user:hi|assistant:{spoken}|tool:-3|<think>"
 
 
+async def test_a_conversation_that_ends_with_the_model_gets_a_further_answer(
+    model: TextModel,
+) -> None:
+    said = message("Let me s", chat_pb2.CHAT_ROLE_ASSISTANT)
+    tokenized = processor_pb2.TokenizeRequest(
+        conversation=processor_pb2.Conversation(messages=[message("hi"), said])
+    )
+    async with serving(model) as front:
+        with saying(model, "hm</think>So.", "Bye.") as prompts:
+            conversation = Conversation(front.stub)
+            await conversation.say(start(messages=[message("hi"), said], output=EVENTS))
+            answer = await conversation.answer(1)
+            await conversation.say(user_turn("bye"))
+            await conversation.answer(2)
+            await conversation.end()
+        counted = await front.stub.Tokenize(tokenized)
+    assert pieces(answer) == [("reasoning", "hm"), ("text", "So.")]
+    first = "user:hi|assistant:Let me s|"
+    assert prompts == [f"{first}<think>", f"{first}assistant:(hm)So.|user:bye|<think>"]
+    assert len(counted.token_ids) == len(prompts[0])
+
+
 async def test_reasoning_and_plain_text_are_continued_too(model: TextModel) -> None:
     reasoned = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_ASSISTANT, reasoning="h")
     texts = [message("hi"), message("Let me s", chat_pb2.CHAT_ROLE_ASSISTANT)]
@@ -316,7 +338,6 @@ REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
         "start.continue_final_message",
         INVALID,
     ),
-    ({"messages": [message("hi"), REASONED]}, "start.messages[1].role", INVALID),
     (
         {
             "messages": [message("hi"), message(CALL * 1000, chat_pb2.CHAT_ROLE_ASSISTANT)],

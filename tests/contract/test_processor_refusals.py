@@ -105,9 +105,9 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
     ),
     "no role": (start(messages=[chat_pb2.ChatMessage()]), ["messages[0].role"]),
     "unknown role": (start(messages=[message("a"), message("b", UNKNOWN)]), ["messages[1].role"]),
-    "assistant last": (
-        start(messages=[message("a"), message("b", ASSISTANT)]),
-        ["messages[1].role"],
+    "calls last": (
+        start(messages=[message("a"), message("b", ASSISTANT, tool_calls=[CALL])]),
+        ["messages[1].tool_calls[0]"],
     ),
     "tool result of nothing": (start(messages=[message("a", TOOL)]), ["messages[0].tool_call_id"]),
     "arguments not JSON": (

@@ -123,8 +123,6 @@ async def test_media_have_their_places(tmp_path: Path) -> None:
         ("/tokenize", {}, "prompt", "send prompt or messages"),
         ("/tokenize", {**HI, "prompt": "A"}, "prompt", "send one of them"),
         ("/tokenize", {**HI, "add_special_tokens": True}, "add_special_tokens", "leave it out"),
-        ("/tokenize", {**HI, "add_generation_prompt": False}, "add_generation_prompt",
-         "not supported"),
         ("/tokenize", {"messages": []}, "messages", "1 to 4096"),
         ("/tokenize", {"messages": HI["messages"], "chat_template_kwargs": {"thinking": True}},
          "chat_template_kwargs.thinking", "template"),

@@ -39,6 +39,7 @@ def fields(messages: list[ChatMessage], tools: list[Tool] | None = None) -> list
         [ChatMessage(ChatRole.DEVELOPER, "Be brief."), USER],
         [ChatMessage(ChatRole.ASSISTANT, "Welcome."), USER],
         [USER, ASKED, ANSWER],
+        [USER, ChatMessage(ChatRole.ASSISTANT, "Hi")],
         [USER, ChatMessage(ChatRole.ASSISTANT, "<call weather>"), ANSWER],
         [USER, ASKED, ANSWER, ChatMessage(ChatRole.ASSISTANT, "Rain."), USER, ASKED, ANSWER],
     ],
@@ -52,7 +53,7 @@ def test_conversations_that_make_sense_pass(messages: list[ChatMessage]) -> None
     [
         (ChatMessage(ChatRole.ASSISTANT, "Let me s"), []),
         (USER, ["continues"]),
-        (ASKED, ["messages[1].tool_calls"]),
+        (ASKED, ["messages[1].tool_calls[0]"]),
     ],
 )
 def test_only_a_message_of_the_models_without_calls_can_be_continued(
@@ -68,7 +69,10 @@ def test_only_a_message_of_the_models_without_calls_can_be_continued(
     [
         ([], ["messages"]),
         ([ChatMessage(None, "Hello")], ["messages[0].role"]),
-        ([USER, ChatMessage(ChatRole.ASSISTANT, "Hi")], ["messages[1].role"]),
+        (
+            [USER, replace(ASKED, tool_calls=(CALL, replace(CALL, id="call-2")))],
+            ["messages[1].tool_calls[1]"],
+        ),
         ([replace(USER, name="no spaces")], ["messages[0].name"]),
         ([replace(USER, tool_calls=(CALL,))], ["messages[0].tool_calls"]),
         ([replace(USER, tool_call_id="call-1")], ["messages[0].tool_call_id"]),

@@ -73,6 +73,27 @@ def test_a_prompt_that_is_continued_ends_inside_of_the_last_message(
     assert rendered == f"<user>Hello</user><assistant>{prompt}"
 
 
+_OF_USERS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}"
+    "{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (THINKING, "<user>Hello</user><assistant>So.</assistant><assistant>"),
+        (_OF_USERS, "[INST]Hello[/INST]So.</s>[INST][/INST]"),
+    ],
+)
+def test_behind_the_models_message_another_answer_begins(source: str, prompt: str) -> None:
+    ours = ChatTemplate({"default": source}, {"eos_token": "</s>"})
+    said = [HELLO, ChatMessage(ChatRole.ASSISTANT, "So.")]
+    assert ours.render(said) == prompt
+    assert prompt.startswith(ours.render(said, add_generation_prompt=False))
+    assert ours.render(said, continues="x") == prompt[: prompt.index("So.") + 3]
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -89,9 +89,6 @@ def _check_prefill(asked: schema.Messages) -> None:
     if asked.thinking is not None and asked.thinking.type != "disabled":
         why = "can't be used where the last message is the assistant's: the answer goes on in it"
         raise InvalidRequestError.of("thinking", why)
-    if output_format_of(asked) is not None:
-        why = "can't be kept where the last message is the assistant's: the answer goes on in it"
-        raise InvalidRequestError.of("output_config.format", why)
     content = asked.messages[-1].content
     path = f"messages[{len(asked.messages) - 1}].content"
     last = schema.TextBlock(content) if isinstance(content, str) else content[-1]

@@ -86,6 +86,9 @@ def tell_seed(options: Options, call: HttpCall) -> None:
 
 async def _begin(conversation: Conversation, asked: Asked, call: HttpCall) -> UserTurn:
     """Put what is asked for in a new conversation; return its turn."""
+    if asked.answers.continues and "constraint" in asked.options.sampling:
+        why = "can't be kept where the last message is the assistant's: the answer goes on in it"
+        raise InvalidRequestError.of("sampling.constraint", why)
     conversation.model = asked.model
     conversation.request_id = call.request_id
     conversation.tools, conversation.answers = asked.tools, asked.answers

@@ -212,8 +212,22 @@ def answers_of(asked: schema.Chat) -> AnswerOptions:
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,
         only=only,
+        continues=goes_on(asked),
         switches=_switches(asked),
     )
+
+
+def goes_on(asked: Any) -> bool:
+    """Whether a body asks that the answer goes on in the last message, by vLLM's two fields.
+
+    Raises:
+        InvalidRequestError: they contradict each other.
+    """
+    continues = bool(asked.continue_final_message)
+    if asked.add_generation_prompt is continues:
+        why = "must be false with continue_final_message, else true, or left out"
+        raise InvalidRequestError.of("add_generation_prompt", why)
+    return continues
 
 
 def _switches(asked: schema.Chat) -> Switches:

@@ -206,6 +206,8 @@ class Chat(Generation, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     # Refused
     audio: msgspec.Raw = ABSENT
     functions: msgspec.Raw = ABSENT

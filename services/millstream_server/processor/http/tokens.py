@@ -11,6 +11,7 @@ import msgspec
 
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.sampling import ConstraintKind
+from millstream_server.processor.answer_options import CONTINUE
 from millstream_server.processor.chat_requests import PreparedTurn
 from millstream_server.processor.http import bodies, requests
 from millstream_server.processor.http import tokens_schema as schema
@@ -26,7 +27,6 @@ from millstream_server.runtime.rpc.http import Endpoint, HttpCall
 
 _TOKENIZE = msgspec.json.Decoder(schema.Tokenize)
 _read_detokenize = partial(read, msgspec.json.Decoder(schema.Detokenize))
-_PATHS = ConversationPaths("messages", "tools")
 _TOKENS_AT_ONCE = 4096
 _NAMES = ((re.compile(r"\btoken_ids\b"), "tokens"),)
 _refuse = refusing(_NAMES)
@@ -93,7 +93,10 @@ def _read_tokenize(body: bytes) -> tuple[schema.Tokenize, UntokenizedChat | None
         messages=asked.messages,
         tools=asked.tools,
         chat_template_kwargs=asked.chat_template_kwargs,
+        continue_final_message=asked.continue_final_message,
+        add_generation_prompt=asked.add_generation_prompt,
     )
+    answers = requests.answers_of(chat)
     messages = requests.messages_of(chat)
     if any(message.parts for message in messages):
         why = "this endpoint takes text only; use /v1/chat/completions/render"
@@ -102,8 +105,8 @@ def _read_tokenize(body: bytes) -> tuple[schema.Tokenize, UntokenizedChat | None
         model=asked.model,
         messages=messages,
         tools=requests.tools_of(chat),
-        answers=requests.answers_of(chat),
-        paths=_PATHS,
+        answers=answers,
+        paths=ConversationPaths(continues=CONTINUE if answers.continues else ""),
     )
 
 

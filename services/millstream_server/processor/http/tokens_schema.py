@@ -20,9 +20,9 @@ class Tokenize(msgspec.Struct, kw_only=True):
     chat_template_kwargs: TemplateOptions | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    # Refused
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # Refused
     chat_template: str | None = None
 
 
@@ -34,11 +34,7 @@ class Detokenize(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (None, True),
-    "continue_final_message": (None, False),
-    "chat_template": (None,),
-}
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {"chat_template": (None,)}
 """Fields that are refused, and values that ask for nothing."""
 
 

@@ -147,8 +147,8 @@ def check_messages(
     """Return the violations, at most `MAX_VIOLATIONS`.
 
     The template decides which roles may follow each other: models differ. Two rules are ours. The
-    last message is not ASSISTANT's, unless it is to be continued: templates would close it and open
-    an empty turn. And a TOOL message refers to an earlier call.
+    last message has no tool calls, since their results would be missing. And a TOOL message refers
+    to an earlier call.
 
     Takes milliseconds for large schemas on first use: don't call it on the event loop then.
     """
@@ -180,15 +180,12 @@ def _check_conversation(
 def _check_last(
     message: ChatMessage, at: str, paths: ConversationPaths
 ) -> Iterator[FieldViolation]:
-    is_models, path = message.role is ChatRole.ASSISTANT, message.field or at
-    if is_models and not paths.continues:
-        sentence = "the last message must not be ASSISTANT's, unless continue_final_message is set"
-        yield FieldViolation(f"{path}.role", sentence)
+    is_models, calls = message.role is ChatRole.ASSISTANT, message.tool_calls
     if paths.continues and not is_models:
         yield FieldViolation(paths.continues, "the last message must be ASSISTANT's")
-    if paths.continues and message.tool_calls:
-        sentence = "a message with tool calls can't be continued; send their results"
-        yield FieldViolation(f"{path}.tool_calls", sentence)
+    if is_models and calls:
+        last = f"{message.field or at}.tool_calls[{len(calls) - 1}]"
+        yield FieldViolation(last, "calls can't be in the last message; send their results, too")
 
 
 def _is_plain(message: ChatMessage) -> bool:

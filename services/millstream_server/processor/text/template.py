@@ -106,7 +106,7 @@ class ChatTemplate:
 
         ``continues``: the path of what asks that the prompt ends inside of the last message, behind
         its text or, without a text, its reasoning. ``variables`` are further ones that the template
-        knows.
+        knows. Behind a last message of ASSISTANT it begins another one.
 
         The prompt has the model's special tokens already: encode it without adding any.
 
@@ -125,7 +125,7 @@ class ChatTemplate:
             mark = f"END{os.urandom(_MARK_BYTES).hex()}"
             *before, last = messages
             messages = [*before, _marked(last, mark)]
-        variables = {
+        values = {
             **self._variables[name],
             **variables,
             "messages": self._shaped(name, messages),
@@ -133,8 +133,15 @@ class ChatTemplate:
             "tools": [tool_for_template(tool) for tool in tools] or None,
             "add_generation_prompt": add_generation_prompt and not continues,
         }
-        prompt = self._rendered(template, variables, field)
-        return _before_mark(prompt, mark, last, continues) if continues else prompt
+        prompt = self._rendered(template, values, field)
+        if continues:
+            return _before_mark(prompt, mark, last, continues)
+        if add_generation_prompt and messages and messages[-1].role is ChatRole.ASSISTANT:
+            end = self._variables[name].get("eos_token") or "\0"
+            if prompt.rstrip().endswith(end):  # it begins answers to users only, as Mistral's does
+                messages = [*messages, ChatMessage(ChatRole.USER, "")]
+                return self.render(messages, tools, field=field, variables=variables)
+        return prompt
 
     def _shows(self, name: str, *roles: ChatRole) -> bool:
         """Whether it takes messages of these roles, in this order, and shows the text of each."""

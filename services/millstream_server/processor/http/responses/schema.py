@@ -163,6 +163,8 @@ class Responses(schema.Generation, kw_only=True):
     reasoning: Reasoning | None = None
     text: Text | None = None
     include: list[str] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     # Only repeated in the response
     metadata: dict[str, str] | None = None
     max_tool_calls: int | None = None
