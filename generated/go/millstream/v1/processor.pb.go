@@ -630,8 +630,8 @@ type ChatStart struct {
 
 	// Model to talk to, or an alias of it; empty: the default for Chat (ServedModel.default_of).
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// The conversation so far, at least one message; the last is not the model's, unless
-	// continue_final_message is set.
+	// The conversation so far, at least one message. The last may be the model's: the answer is a further one, or
+	// with continue_final_message goes on in it. It has no tool calls then, since their results would be missing.
 	Messages []*ChatMessage `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Tools the model may call.
 	Tools []*ChatTool `protobuf:"bytes,3,rep,name=tools,proto3" json:"tools,omitempty"`

@@ -397,8 +397,8 @@ class ChatStart(_message.Message):
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
-        """The conversation so far, at least one message; the last is not the model's, unless
-        continue_final_message is set.
+        """The conversation so far, at least one message. The last may be the model's: the answer is a further one, or
+        with continue_final_message goes on in it. It has no tool calls then, since their results would be missing.
         """
 
     @_builtins.property

@@ -437,8 +437,8 @@ export interface ChatStart {
   /** Model to talk to, or an alias of it; empty: the default for Chat (ServedModel.default_of). */
   model: string;
   /**
-   * The conversation so far, at least one message; the last is not the model's, unless
-   * continue_final_message is set.
+   * The conversation so far, at least one message. The last may be the model's: the answer is a further one, or
+   * with continue_final_message goes on in it. It has no tool calls then, since their results would be missing.
    */
   messages: ChatMessage[];
   /** Tools the model may call. */

@@ -65,7 +65,14 @@ export interface SamplingParams {
   /** Added to these tokens' logits; values in [-100, 100]. */
   logitBias: { [key: number]: number };
   /** The output must match this grammar; in a Chat with CHAT_OUTPUT_EVENTS, the answer's text (see there). */
-  constraint?: Constraint | undefined;
+  constraint?:
+    | Constraint
+    | undefined;
+  /**
+   * For a Processor's Chat, ChatOnce, Complete and Render: a `seed` that the model's workers can't keep (no
+   * ENGINE_ABILITY_SEED) is left out, as if it had not been set, not refused. Workers refuse it all the same.
+   */
+  seedBestEffort: boolean;
 }
 
 export interface SamplingParams_LogitBiasEntry {
@@ -125,6 +132,7 @@ function createBaseSamplingParams(): SamplingParams {
     seed: undefined,
     logitBias: {},
     constraint: undefined,
+    seedBestEffort: false,
   };
 }
 
@@ -180,6 +188,9 @@ export const SamplingParams: MessageFns<SamplingParams, "millstream.v1.SamplingP
     });
     if (message.constraint !== undefined) {
       Constraint.encode(message.constraint, writer.uint32(114).fork()).join();
+    }
+    if (message.seedBestEffort !== false) {
+      writer.uint32(120).bool(message.seedBestEffort);
     }
     return writer;
   },
@@ -322,6 +333,14 @@ export const SamplingParams: MessageFns<SamplingParams, "millstream.v1.SamplingP
             message.constraint = Constraint.decode(reader, reader.uint32());
             continue;
           }
+          case 15: {
+            if (tag !== 120) {
+              break;
+            }
+
+            message.seedBestEffort = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -416,6 +435,11 @@ export const SamplingParams: MessageFns<SamplingParams, "millstream.v1.SamplingP
         )
         : {},
       constraint: isSet(object.constraint) ? Constraint.fromJSON(object.constraint) : undefined,
+      seedBestEffort: isSet(object.seedBestEffort)
+        ? globalThis.Boolean(object.seedBestEffort)
+        : isSet(object.seed_best_effort)
+        ? globalThis.Boolean(object.seed_best_effort)
+        : false,
     };
   },
 
@@ -469,6 +493,9 @@ export const SamplingParams: MessageFns<SamplingParams, "millstream.v1.SamplingP
     if (message.constraint !== undefined) {
       obj.constraint = Constraint.toJSON(message.constraint);
     }
+    if (message.seedBestEffort !== false) {
+      obj.seedBestEffort = message.seedBestEffort;
+    }
     return obj;
   },
 
@@ -501,6 +528,7 @@ export const SamplingParams: MessageFns<SamplingParams, "millstream.v1.SamplingP
     message.constraint = (object.constraint !== undefined && object.constraint !== null)
       ? Constraint.fromPartial(object.constraint)
       : undefined;
+    message.seedBestEffort = object.seedBestEffort ?? false;
     return message;
   },
 };
