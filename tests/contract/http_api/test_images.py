@@ -69,11 +69,16 @@ async def test_a_size_and_a_format(suite: EveryAbility) -> None:
 
 
 async def test_previews_and_the_image_in_events(suite: EveryAbility) -> None:
+    engine = suite.pictures.engine
+    engine.by_hand()
+    engine.allow(2)  # a preview that a later one overtakes isn't sent
     async with client(suite.front.address, _strict_response_validation=False) as api:
         stream = await api.images.generate(
             model=PICTURES, prompt="a cat", stream=True, partial_images=2
         )
-        events: list[Any] = [event async for event in stream]
+        events: list[Any] = [await anext(stream)]
+        engine.allow(100)
+        events += [event async for event in stream]
     *partial, done = events
     assert done.type == "image_generation.completed"
     assert opened(done.b64_json).size == (SIZE, SIZE)
@@ -82,7 +87,7 @@ async def test_previews_and_the_image_in_events(suite: EveryAbility) -> None:
     assert [event.partial_image_index for event in partial] == list(range(len(partial)))
     assert 1 <= len(partial) <= 2
     assert opened(partial[0].b64_json).format == "WEBP"
-    assert suite.pictures.engine.jobs[-1].preview_every_steps == 2  # of 4 steps
+    assert engine.jobs[-1].preview_every_steps == 2  # of 4 steps
 
 
 async def test_progress_step_by_step_if_it_is_asked_for(suite: EveryAbility) -> None:
