@@ -51,12 +51,14 @@ def parser(
     tools: Mapping[str, Any] | None = None,
     prompt: str = "",
     hidden: Mapping[int, str] | None = None,
+    *,
+    off: bool = False,
 ) -> Parser:
-    """Make a parser whose new ids are the calls' numbers."""
+    """Make a parser whose new ids are the calls' numbers; ``off``: calls are text."""
     schemas = {name: json.dumps(schema) for name, schema in (tools or {}).items()}
     return Parser(
         form,
-        Tools(schemas),
+        None if off else Tools(schemas),
         prompt=prompt,
         hidden=hidden or {},
         new_id=lambda _, index: str(index),

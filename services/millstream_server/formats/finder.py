@@ -26,7 +26,8 @@ class Finder:
         self._whole = re.compile(whole)
         self._growing = re.compile("|".join([*begun, whole]))
         firsts = {marker[0] for marker in longest_first} | ({"\n"} if newlines else set())
-        self._first = re.compile(f"[{re.escape(''.join(sorted(firsts)))}]")
+        first = f"[{re.escape(''.join(sorted(firsts)))}]"
+        self._first = re.compile(first if longest_first else "(?!)")
 
     def find(self, text: str, at: int = 0, *, last: bool = False) -> re.Match[str] | None:
         """Return the first marker from ``at``: group 0 with its newlines, group 1 without.

@@ -55,8 +55,10 @@ class Format:
     calls_anywhere: bool = False
     text_open: tuple[str, ...] = ()
     """What stands before text, if anything does; it ends reasoning that was left open, too."""
+    call_drop: tuple[str, ...] = ()
+    """Other markers of calls: they mean nothing, and are not shown."""
     drop: tuple[str, ...] = ()
-    """Other markers: they mean nothing, and are not shown."""
+    """Likewise, of what is no call."""
     headers: tuple[str, ...] = ()
     """Likewise, and what stands behind them, up to the next marker, is not shown either."""
     begun: tuple[str, ...] = ()
@@ -78,6 +80,11 @@ class Format:
         closed = any(end.endswith(span.close.rstrip()) for span in self.reasoning)
         return "" if closed else self.reasoning[0].open
 
+    @property
+    def framed(self) -> bool:
+        """Whether text stands between markers, too."""
+        return bool(self.text_open or self.headers or self.drop)
+
     def hidden(self, special_tokens: Iterable[tuple[int, str]]) -> Mapping[int, str]:
         """Return, of a vocabulary's special tokens, those that markers consist of.
 
@@ -91,6 +98,8 @@ class Format:
         }
 
 
+TEXT_ALONE = Format(name="", models="", newlines=0)
+"""Of answers without any marker."""
 _PROMPT_END = 64
 
 
@@ -125,21 +134,29 @@ class Routes:
 
     outside: Finder
     inside: Finder
-    """Inside of a section."""
+    """Inside of a section, or of a call that is text."""
     actions: Mapping[str, Route]
 
 
 @functools.cache
-def routes_of(form: Format) -> Routes:
-    """Return a format's markers and what they do."""
-    actions = dict.fromkeys(form.headers, Route.HEADER) | dict.fromkeys(form.drop, Route.DROP)
-    actions |= dict.fromkeys(form.text_open, Route.TEXT)
+def routes_of(form: Format, *, calls: bool = True) -> Routes:
+    """Return a format's markers and what they do.
+
+    Without ``calls`` those of calls are text: what follows one stands inside, and there the frame's
+    markers are text, too, up to the call's end.
+    """
+    frame = dict.fromkeys(form.headers, Route.HEADER) | dict.fromkeys(form.drop, Route.DROP)
+    frame |= dict.fromkeys(form.text_open, Route.TEXT)
+    others = dict.fromkeys(form.call_drop, Route.DROP if calls else Route.SECTION_END)
     for span in form.reasoning:
-        actions |= {span.close: Route.TEXT, span.open: Route.REASON}
+        others |= {span.close: Route.TEXT, span.open: Route.REASON}
     if form.section is not None:
-        actions |= {form.section.open: Route.SECTION, form.section.close: Route.SECTION_END}
-    within = actions | dict.fromkeys(form.call_open, Route.CALL)
-    without = within if form.section is None or form.calls_anywhere else actions
+        others |= {form.section.open: Route.SECTION, form.section.close: Route.SECTION_END}
+    opens = dict.fromkeys(form.call_open, Route.CALL)
+    actions = frame | others | opens
+    outside, inside = actions, actions if calls else others | opens
+    if calls and form.section is not None and not form.calls_anywhere:
+        outside = frame | others
     return Routes(
-        Finder(without, newlines=form.newlines), Finder(within, newlines=form.newlines), within
+        Finder(outside, newlines=form.newlines), Finder(inside, newlines=form.newlines), actions
     )

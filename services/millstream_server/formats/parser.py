@@ -32,7 +32,7 @@ class Parser:
     def __init__(
         self,
         form: Format,
-        tools: Tools,
+        tools: Tools | None,
         *,
         prompt: str = "",
         begun: str = "",
@@ -41,13 +41,14 @@ class Parser:
     ) -> None:
         """Read an answer to ``prompt``, which may have begun the reasoning.
 
+        ``tools``: None: there are none, and calls are text, markers and all.
         ``begun``: what the answer goes on in, or its beginning (`go_on`); it is read, and nothing
         of it is given out.
         ``hidden``: texts of the tokens of markers that the text doesn't show (`Format.hidden`).
         ``new_id`` makes the ids of calls whose model writes none; None: as the format has them.
         """
         self._form = form
-        self._routes = routes_of(form)
+        self._routes = routes_of(form, calls=tools is not None)
         self._tools = tools
         self._hidden = hidden
         self._calls = Calls(new_id or form.new_id)
@@ -208,7 +209,8 @@ class Parser:
     def _bare_call(self, text: str, at: int, *, last: bool) -> int | None:
         """Return where to go on if a call begins, or may begin, without a marker."""
         style = self._form.call
-        if style is None or not style.bare or self._kind is not Kind.TEXT:
+        tools = self._tools
+        if style is None or not style.bare or self._kind is not Kind.TEXT or tools is None:
             self._bare_due = False
             return None
         start = at
@@ -224,17 +226,22 @@ class Parser:
         if not begins:
             return None
         self._settle(self._base + start)
-        self._reader = style.reader(self._calls, "", self._tools)
+        self._reader = style.reader(self._calls, "", tools)
         return start
 
     def _follow(self, route: Route, marker: str, start: int, end: int) -> None:
         """Do what a marker says, which stands from ``start`` to ``end``."""
-        self._known = 0
         self._in_header = route is Route.HEADER
+        if self._tools is None:
+            self._in_section = route is Route.CALL or route is Route.SECTION
+            if self._in_section or route is Route.SECTION_END:
+                self._give(marker)
+                return
+        self._known = 0
         opens = route is Route.REASON or route is Route.CALL
         self._settle(self._base + (start if opens or self._kind is Kind.TEXT else end))
         if route is Route.CALL:
-            if self._form.call is not None:
+            if self._form.call is not None and self._tools is not None:
                 self._reader = self._form.call.reader(self._calls, marker, self._tools)
             return
         if route is Route.REASON:

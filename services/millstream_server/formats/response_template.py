@@ -63,14 +63,15 @@ class _Template:
         opens, closes = self._content()
         calls = calls_of(self._fields["tool_calls"]) if "tool_calls" in self._fields else None
         if calls is not None:
-            self._drop += calls.drop
             self._headers += calls.headers
         if opens:  # the text has markers: what begins a turn may stand between the regions
             self._drop += [anchor for anchor in self._anchors if not anchor[0].isalnum()]
-        markers = [*self._drop, *opens, *(calls.opens if calls else ())]
+        markers = [*self._drop, *opens, *((*calls.drop, *calls.opens) if calls else ())]
         for span in reasoning:
             markers += (span.open, span.close)
         first, others = _special_tokens(markers)
+        drop = once(each for each in (*self._drop, *others) if each not in self._headers)
+        call_drop = once(each for each in (calls.drop if calls else ()) if each not in drop)
         around = self._around(calls.written, opens, closes) if calls and calls.written else None
         return Format(
             name="response_template",
@@ -80,7 +81,8 @@ class _Template:
             call_open=calls.opens if calls else (),
             call=calls.style if calls else None,
             text_open=once(opens),
-            drop=once(each for each in (*self._drop, *others) if each not in self._headers),
+            call_drop=once(each for each in call_drop if each not in self._headers),
+            drop=drop,
             headers=once([*self._headers, *(each for each in first if each not in self._drop)]),
             begun=once(self._headers),
             newlines=0 if self._keeps_space() else 2,

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream_server.formats.families import FORMATS
+from millstream_server.formats.parser import Parser
 from tests.support.answers import Part, divided, merged, parser, read
 
 TOOLS: dict[str, Any] = {
@@ -42,6 +43,12 @@ GOLDENS = [
     for each in yaml.safe_load(Path(__file__).with_name("goldens.yaml").read_text("utf-8"))
 ]
 
+OFF = [
+    Golden(each["format"], each["answer"], [tuple(part) for part in each["without_tools"]])
+    for each in yaml.safe_load(Path(__file__).with_name("goldens.yaml").read_text("utf-8"))
+    if "without_tools" in each
+]
+
 
 def in_pieces(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
@@ -55,6 +62,34 @@ def test_an_answer_is_read(name: str, answer: str, parts: list[Part]) -> None:
 
 def test_every_format_has_a_golden() -> None:
     assert {golden.name for golden in GOLDENS} == set(FORMATS)
+    assert {golden.name for golden in OFF} == set(FORMATS)
+
+
+@pytest.mark.parametrize(("name", "answer", "parts"), OFF)
+def test_where_tools_are_off_a_calls_block_is_text(
+    name: str, answer: str, parts: list[Part]
+) -> None:
+    for size in (1, 2, 3, 5, 11, len(answer)):
+        parsing = parser(FORMATS[name], off=True)
+        assert read(parsing, in_pieces(answer, size)) == parts
+        assert not parsing.has_calls
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_where_tools_are_off_markers_by_their_ids_are_text_too(name: str) -> None:
+    """As special tokens that the text lacks."""
+    form = FORMATS[name]
+    markers = (*form.call_open, *form.call_drop)
+    hidden = dict(enumerate(markers))
+    parsing = parser(form, hidden=hidden, off=True)
+    events = [event for token_id in hidden for event in parsing.feed("", (token_id,))]
+    written = "".join(part[1] for part in merged([*events, *parsing.finish()]))
+    assert written == "".join(markers)
+
+
+def test_what_a_message_has_begun_of_a_calls_marker_is_not_given_again() -> None:
+    parsing = Parser(FORMATS["hermes"], None, begun="So.\n<tool")
+    assert merged([*parsing.feed("_call>x"), *parsing.finish()]) == [("text", "_call>x")]
 
 
 # ---- any text, divided anyhow: the same parts, and no exception
@@ -77,6 +112,9 @@ def test_any_division_gives_the_same(
     whole = read(parser(FORMATS[name], TOOLS), [text])
     assert read(parser(FORMATS[name], TOOLS), divided(text, cuts)) == whole
     assert read(parser(FORMATS[name], TOOLS), list(text)) == whole
+    off = read(parser(FORMATS[name], off=True), [text])
+    assert read(parser(FORMATS[name], off=True), divided(text, cuts)) == off
+    assert not [part for part in off if part[0] == "call"]
     for part in whole:
         if part[0] == "call" and part[-1] != "incomplete":
             assert isinstance(json.loads(part[3]), dict)

@@ -13,7 +13,7 @@ FORMAT = Format(
     reasoning=(Span("<|inner_prefix|>", "<|inner_suffix|>"),),
     call_open=("<|tools_prefix|>",),
     call=Envelope(keyed=True),
-    drop=("<|tools_suffix|>",),
+    call_drop=("<|tools_suffix|>",),
     written=Written(
         call=('{"', NAME, '": '),
         call_end="}",

@@ -27,7 +27,8 @@ FORMAT = Format(
         name=("tool_name", "name"), arguments=("parameters", "arguments"), id=("tool_call_id",)
     ),
     text_open=_TEXT_OPEN,
-    drop=("<|END_ACTION|>", *_TEXT_END),
+    call_drop=("<|END_ACTION|>",),
+    drop=_TEXT_END,
     written=Written(
         call=('\n    {"tool_call_id": "', NUMBER, '", "tool_name": "', NAME, '", "parameters": '),
         call_end="}",

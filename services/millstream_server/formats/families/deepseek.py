@@ -35,7 +35,7 @@ V3 = Format(
         header=r"\s*\w*<｜tool▁sep｜>\s*(?P<name>[^\s<>`]+)\s*",
         arguments=Json(),
     ),
-    drop=("```" + _CLOSE, _CLOSE, "<｜tool▁sep｜>"),
+    call_drop=("```" + _CLOSE, _CLOSE, "<｜tool▁sep｜>"),
     written=Written(
         call=(*_OPEN, "function<｜tool▁sep｜>", NAME, "\n```json\n"),
         call_end="\n```" + _CLOSE,
@@ -52,7 +52,7 @@ V31 = Format(
     section=_SECTION,
     call_open=_OPEN,
     call=Tagged(header_end=("<｜tool▁sep｜>",), arguments=Json()),
-    drop=(_CLOSE, "<｜tool▁sep｜>"),
+    call_drop=(_CLOSE, "<｜tool▁sep｜>"),
     written=Written(
         call=(*_OPEN, NAME, "<｜tool▁sep｜>"),
         call_end=_CLOSE,

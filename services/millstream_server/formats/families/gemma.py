@@ -17,7 +17,8 @@ GEMMA4 = Format(
     reasoning=(Span("<|channel>thought\n", "<channel|>"),),
     call_open=("<|tool_call>",),
     call=Tagged(header_end=("{",), header=_HEADER, arguments=Literals(quotes=('<|"|>',))),
-    drop=("<tool_call|>", "<|channel>", "<turn|>", '<|"|>'),
+    call_drop=("<tool_call|>", '<|"|>'),
+    drop=("<|channel>", "<turn|>"),
     written=Written(call=("<|tool_call>call:", NAME, "{"), call_end="<tool_call|>"),
 )
 
@@ -26,6 +27,6 @@ FUNCTION_GEMMA = Format(
     models="FunctionGemma",
     call_open=("<start_function_call>",),
     call=Tagged(header_end=("{",), header=_HEADER, arguments=Literals(quotes=("<escape>",))),
-    drop=("<end_function_call>",),
+    call_drop=("<end_function_call>",),
     written=Written(call=("<start_function_call>call:", NAME, "{"), call_end="<end_function_call>"),
 )

@@ -29,7 +29,7 @@ FORMAT = Format(
     reasoning=THINK,
     call_open=("<tool_call>",),
     call=Tagged(header_end=("<arg_key>", "</tool_call>"), keeps_end=True, arguments=_ARGUMENTS),
-    drop=("</tool_call>",),
+    call_drop=("</tool_call>",),
     written=Written(
         call=("<tool_call>", NAME, _GAP),
         call_end="</tool_call>",
@@ -46,7 +46,7 @@ HUNYUAN = Format(
     section=Span("<tool_calls>", "</tool_calls>"),
     call_open=("<tool_call>",),
     call=Tagged(header_end=("<tool_sep>",), arguments=_ARGUMENTS),
-    drop=("</tool_call>",),
+    call_drop=("</tool_call>",),
     written=Written(
         call=("<tool_call>", NAME, "<tool_sep>", _GAP),
         call_end="</tool_call>",

@@ -26,7 +26,8 @@ FORMAT = Format(
     ),
     headers=("<|start|>", "<|channel|>", "<|constrain|>"),
     text_open=(_START, "<|channel|>commentary<|message|>", "<|channel|>final<|message|>"),
-    drop=("<|message|>", "<|call|>", "<|return|>"),
+    call_drop=("<|call|>",),
+    drop=("<|message|>", "<|return|>"),
     begun=(_START,),
     written=Written(
         # Engines end at <|call|> and <|return|>: what is behind them can't be asked for.

@@ -31,7 +31,7 @@ K2 = Format(
         header=r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<>|\"]+)(?::[0-9]+)?)\s*",
         arguments=Json(),
     ),
-    drop=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+    call_drop=("<|tool_call_end|>", "<|tool_call_argument_begin|>"),
     new_id=_id,
     written=Written(
         call=(

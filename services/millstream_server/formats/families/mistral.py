@@ -47,7 +47,7 @@ V11 = Format(
         header=r"\s*(?P<name>[^\s\[\]{}\"]+)\s*(?:\[CALL_ID\]\s*(?P<id>[A-Za-z0-9]+)\s*)?",
         arguments=Json(),
     ),
-    drop=("[CALL_ID]", "[ARGS]"),
+    call_drop=("[CALL_ID]", "[ARGS]"),
     new_id=_id,
     written=Written(
         call=("[TOOL_CALLS]", NAME, Matching(r"(\[CALL_ID\][A-Za-z0-9]{9})?"), "[ARGS]"),

@@ -15,7 +15,7 @@ FORMAT = Format(
     models="Llama 4, and Llama 3.2 with such a template",
     call_open=("<|python_start|>",),
     call=PythonCalls(bare=True),
-    drop=("<|python_end|>",),
+    call_drop=("<|python_end|>",),
     written=Written(call=(NAME, "("), between=", ", begin="[", end="]", apart=True),
 )
 
@@ -25,7 +25,7 @@ LFM2 = Format(
     reasoning=THINK,
     call_open=("<|tool_call_start|>",),
     call=PythonCalls(),
-    drop=("<|tool_call_end|>",),
+    call_drop=("<|tool_call_end|>",),
     written=Written(
         call=(NAME, "("),
         between=", ",
@@ -40,7 +40,7 @@ OLMO3 = Format(
     reasoning=THINK,
     call_open=("<function_calls>",),
     call=PythonCalls(),
-    drop=("</function_calls>",),
+    call_drop=("</function_calls>",),
     written=Written(
         call=(NAME, "("),
         between="\n",

@@ -30,7 +30,7 @@ STEP3 = Format(
             early_end=("<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
         ),
     ),
-    drop=("<｜tool_call_end｜>", "<｜tool_sep｜>"),
+    call_drop=("<｜tool_call_end｜>", "<｜tool_sep｜>"),
     written=Written(
         call=('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="', NAME, '">\n'),
         call_end="</steptml:invoke><｜tool_call_end｜>",
