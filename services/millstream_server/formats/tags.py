@@ -43,17 +43,9 @@ from millstream_server.formats.tagged import Tagged
 from millstream_server.formats.written import NAME, Written, piece
 from millstream_server.runtime.frozen import dataclass
 
-__all__ = ["Calls", "Thinking", "Tool", "UnconstrainableError", "Wanted", "structural_tag"]
+__all__ = ["Thinking", "Tool", "UnconstrainableError", "Wanted", "structural_tag"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
-
-
-class Calls(enum.Enum):
-    """Whether an answer may have tool calls."""
-
-    NONE = enum.auto()
-    AUTO = enum.auto()
-    REQUIRED = enum.auto()
 
 
 class Thinking(enum.Enum):
@@ -95,7 +87,7 @@ class Wanted:
     """What an answer has to be."""
 
     tools: tuple[Tool, ...] = ()
-    calls: Calls = Calls.AUTO
+    must_call: bool = False
     only: str = ""
     """The one tool to be called; empty: any."""
     parallel: bool = True
@@ -121,22 +113,18 @@ def structural_tag(
         UnconstrainableError: the format has no grammar of calls, a strict tool's schema asks for
             what a grammar can't keep, or ``only`` names no tool.
     """
-    if not _binds(form, wanted) and wanted.reasoning_tokens is None:
+    if not _binds(wanted) and wanted.reasoning_tokens is None:
         return None
     grammar = _Answer(form, wanted, between)
     whole = sequence(grammar.reasoning(), grammar.body())
     return json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False)
 
 
-def _binds(form: Format, wanted: Wanted) -> bool:
+def _binds(wanted: Wanted) -> bool:
     """Whether text and calls aren't free."""
-    if wanted.answer is not None or wanted.calls is Calls.REQUIRED or wanted.only:
+    if wanted.answer is not None or wanted.must_call or wanted.only:
         return True
-    if not wanted.tools:
-        return False
-    if wanted.calls is Calls.NONE:
-        return form.call is not None
-    return not wanted.parallel or any(tool.strict for tool in wanted.tools)
+    return bool(wanted.tools) and (not wanted.parallel or any(t.strict for t in wanted.tools))
 
 
 class _Answer:
@@ -148,7 +136,7 @@ class _Answer:
         self._between = between
         self._left = MAX_PARTS
         """How many parts the grammars of arguments may have."""
-        self._must = wanted.calls is Calls.REQUIRED or bool(wanted.only)
+        self._must = wanted.must_call or bool(wanted.only)
         self._markers = tuple(routes_of(form).actions)
         self._written = form.written or Written(call=())
 
@@ -168,7 +156,7 @@ class _Answer:
 
     def body(self) -> Part:
         """The text, the calls, or both."""
-        if not _binds(self._form, self._wanted):
+        if not _binds(self._wanted):
             return text(span.open for span in self._form.reasoning)
         written = self._written
         calls = self._calls()
@@ -222,7 +210,7 @@ class _Answer:
     def _calls(self) -> Part | None:
         """Calls, one behind the other; None: there are to be none."""
         wanted, written = self._wanted, self._written
-        if not self._must and (wanted.calls is Calls.NONE or not wanted.tools):
+        if not self._must and not wanted.tools:
             return None
         listed = {
             "type": "tags_with_separator",

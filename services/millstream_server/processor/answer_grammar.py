@@ -13,7 +13,6 @@ from functools import lru_cache
 from millstream_server.formats.format import Format
 from millstream_server.formats.tag_parts import ANSWER_SPACE, Part, ebnf, json_value, regex
 from millstream_server.formats.tags import (
-    Calls,
     Thinking,
     UnconstrainableError,
     Wanted,
@@ -46,7 +45,7 @@ class Binding:
     form: Format
     begins: Thinking
     tools: tuple[Tool, ...]
-    calls: Calls
+    must_call: bool
     only: str
     one_call: bool
     reasoning_tokens: int | None
@@ -57,7 +56,7 @@ class Binding:
     @property
     def field(self) -> str:
         """The path of the first field that needs a grammar; empty: none does."""
-        if self.calls is Calls.REQUIRED:
+        if self.must_call:
             return "start.tool_choice.mode"
         for index, tool in enumerate(self.tools):
             if tool.strict:
@@ -78,7 +77,7 @@ def binding_of(
         form=reading.how.form,
         begins=reading.begins,
         tools=tuple(conversation.told_tools),
-        calls=Calls.REQUIRED if must_call else Calls.AUTO,
+        must_call=must_call,
         only=answers.only if must_call else "",
         one_call=answers.one_call,
         reasoning_tokens=answers.reasoning_tokens,
@@ -124,7 +123,7 @@ def _tag(binding: Binding) -> Constraint:
             TaggedTool(tool.name, json.loads(tool.parameters_json_schema or "{}"), tool.strict)
             for tool in binding.tools
         ),
-        calls=binding.calls,
+        must_call=binding.must_call,
         only=binding.only,
         parallel=not binding.one_call,
         thinking=binding.begins,

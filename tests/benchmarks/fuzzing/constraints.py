@@ -12,7 +12,7 @@ from millstream_server.formats.format import Format
 from millstream_server.formats.parser import Parser
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tag_parts import ANSWER_SPACE, json_value
-from millstream_server.formats.tags import Calls, Thinking
+from millstream_server.formats.tags import Thinking
 from millstream_server.generation.grammar_shapes import shape_problem
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.generation.validation import check_constraint
@@ -115,9 +115,9 @@ def _strict_tool(data: bytes) -> None:
     """Make the grammars of calls of a tool with a schema: strict, and of a required call."""
     form, source = named(data)
     tool = _checked(source)
-    for calls in (Calls.AUTO, Calls.REQUIRED):
+    for must_call in (False, True):
         with contextlib.suppress(ServingError):
-            shape_problem(_tag(_binding(form, (tool,), calls, None)))
+            shape_problem(_tag(_binding(form, (tool,), None, must_call=must_call)))
 
 
 def _schemas(formats: Sequence[str]) -> Grammar:
@@ -127,13 +127,13 @@ def _schemas(formats: Sequence[str]) -> Grammar:
 
 
 def _binding(
-    form: Format, tools: tuple[Tool, ...], calls: Calls, text: Constraint | None
+    form: Format, tools: tuple[Tool, ...], text: Constraint | None, *, must_call: bool = False
 ) -> Binding:
     return Binding(
         form=form,
         begins=Thinking.NONE,
         tools=tools,
-        calls=calls,
+        must_call=must_call,
         only="",
         one_call=False,
         reasoning_tokens=None if text is None else 16,
@@ -148,7 +148,7 @@ def _constraint(data: bytes) -> None:
     constraint = Constraint(ConstraintKind(kind), source)
     if check_constraint(constraint, "") or constraint.kind is ConstraintKind.STRUCTURAL_TAG:
         return
-    _tag(_binding(FORMATS["hermes"], (), Calls.AUTO, constraint))
+    _tag(_binding(FORMATS["hermes"], (), constraint))
 
 
 _CONSTRAINTS = Grammar(

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from millstream_server.control.engine import Role
 from millstream_server.formats.families import FORMATS
-from millstream_server.formats.tags import Calls, Tool, Wanted, structural_tag
+from millstream_server.formats.tags import Tool, Wanted, structural_tag
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.generation.validation import check_request
@@ -115,7 +115,7 @@ class TestAble:
         from tokenizers import Tokenizer  # noqa: PLC0415 - only here
 
         schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
-        wanted = Wanted(tools=(Tool("f", schema),), calls=Calls.REQUIRED, parallel=False)
+        wanted = Wanted(tools=(Tool("f", schema),), must_call=True, parallel=False)
         source = structural_tag(FORMATS["qwen-xml"], wanted)
         assert source is not None
         constraint = Constraint(ConstraintKind.STRUCTURAL_TAG, source)

@@ -18,7 +18,6 @@ from millstream_server.formats.families import FORMATS
 from millstream_server.formats.format import routes_of
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import (
-    Calls,
     Tool,
     UnconstrainableError,
     Wanted,
@@ -122,8 +121,7 @@ STYLES = ["hermes", "qwen-xml", "glm-kv", "minimax-m3", "cohere-tags", "kimi-k3"
 def test_the_grammar_of_arguments_is_made_in_few_steps(
     name: str, schema: Schema, *, strict: bool
 ) -> None:
-    calls = Calls.AUTO if strict else Calls.REQUIRED
-    wanted = Wanted(tools=(Tool("f", schema, strict=strict),), calls=calls)
+    wanted = Wanted(tools=(Tool("f", schema, strict=strict),), must_call=not strict)
 
     def make() -> None:
         try:

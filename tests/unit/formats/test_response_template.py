@@ -18,7 +18,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from millstream_server.formats.patterns import UnmappedTemplateError
 from millstream_server.formats.response_template import format_of
-from millstream_server.formats.tags import Calls, Thinking, Tool, Wanted, structural_tag
+from millstream_server.formats.tags import Thinking, Tool, Wanted, structural_tag
 from tests.support.answers import Part, divided, parser, read
 from tests.support.walks import Tag
 from tests.support.writing import WRITERS, Writer
@@ -139,7 +139,7 @@ def test_what_its_tag_admits_is_read(case: Case) -> None:
     form = format_of(json.dumps(case.template))
     tool = Tool("weather", SCHEMA, strict=True)
     wanted = Wanted(
-        tools=(tool,), calls=Calls.REQUIRED, thinking=Thinking.behind(form, case.writer.prompt)
+        tools=(tool,), must_call=True, thinking=Thinking.behind(form, case.writer.prompt)
     )
     source = structural_tag(form, wanted)
     assert source is not None

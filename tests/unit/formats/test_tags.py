@@ -16,7 +16,6 @@ import xgrammar
 from millstream_server.formats.families import FORMATS
 from millstream_server.formats.tag_parts import ANSWER_SPACE, json_value
 from millstream_server.formats.tags import (
-    Calls,
     Thinking,
     Tool,
     UnconstrainableError,
@@ -102,7 +101,7 @@ def _calls(parts: list[Part]) -> list[Part]:
 
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_what_a_tag_admits_is_read(name: str) -> None:
-    wanted = Wanted(tools=_tools(name), thinking=Thinking.BEGUN, calls=Calls.REQUIRED)
+    wanted = Wanted(tools=_tools(name), thinking=Thinking.BEGUN, must_call=True)
     rng = random.Random(3)
     tag, walks = _tag(name, wanted), 0
     while walks < 4:
@@ -125,13 +124,9 @@ def test_calls_that_may_be_made_are_read_and_others_not_written(name: str) -> No
     tag = _tag(name, wanted)
     for text in filter(None, (tag.walk(rng) for _ in range(4))):
         _calls(_read(name, wanted, text))
-    single = replace(wanted, calls=Calls.REQUIRED, only="g")
+    single = replace(wanted, must_call=True, only="g")
     text = next(filter(None, (_tag(name, single).walk(rng) for _ in range(20))))
     assert [call[2] for call in _calls(_read(name, single, text))] == ["g"]
-    never = replace(wanted, calls=Calls.NONE)
-    tag = _tag(name, never)
-    for text in filter(None, (tag.walk(rng) for _ in range(4))):
-        assert not _calls(_read(name, never, text)), text
 
 
 # ---- what models write, in their makers' form; and xgrammar's own tags
@@ -142,7 +137,7 @@ NARROW = {
     "properties": {"s": {"type": "string"}, "n": {"type": "integer"}},
     "required": ["s", "n"],
 }
-MUST = Wanted(tools=(Tool("f", NARROW, strict=True),), calls=Calls.REQUIRED)
+MUST = Wanted(tools=(Tool("f", NARROW, strict=True),), must_call=True)
 
 
 def _builtin(name: str) -> Tag:
@@ -193,7 +188,7 @@ def test_xgrammars_own_tag_admits_what_is_misread_and_ours_not(
 
 def test_an_answers_schema_holds_behind_reasoning_and_calls_stand_for_it() -> None:
     wanted = replace(
-        MUST, calls=Calls.AUTO, answer=json_value(NARROW, ANSWER_SPACE), thinking=Thinking.BEGUN
+        MUST, must_call=False, answer=json_value(NARROW, ANSWER_SPACE), thinking=Thinking.BEGUN
     )
     tag = _tag("hermes", wanted)
     call = NATIVE[0].call
@@ -214,10 +209,10 @@ def test_an_answers_schema_holds_behind_reasoning_and_calls_stand_for_it() -> No
 
 def test_text_and_calls_alternate_unless_only_one_call_may_be_made() -> None:
     call = NATIVE[0].call
-    many = _tag("hermes", replace(MUST, calls=Calls.AUTO))
+    many = _tag("hermes", replace(MUST, must_call=False))
     assert many.admits(f"First{call}then\n{call}.")
     assert many.admits("Nothing to call.")
-    single = _tag("hermes", replace(MUST, calls=Calls.AUTO, parallel=False))
+    single = _tag("hermes", replace(MUST, must_call=False, parallel=False))
     assert single.admits(f"First{call}")
     assert not single.admits(f"{call}{call}")
 
@@ -241,7 +236,7 @@ def test_reasoning_ends_behind_so_many_tokens_and_what_follows_is_free() -> None
     harmony = _tag("harmony", replace(wanted, thinking=Thinking.MAY))
     native = next(each.call for each in NATIVE if each.name == "harmony")
     assert harmony.draws(f"<|channel|>analysis<|message|>abc<|end|><|start|>assistant{native}")
-    must = _tag("hermes", replace(wanted, calls=Calls.REQUIRED))
+    must = _tag("hermes", replace(wanted, must_call=True))
     assert must.draws(f"abc</think>{call}")
     assert not must.draws(f"abcd</think>{call}")
 
@@ -265,11 +260,9 @@ def test_a_tag_is_made_only_where_one_is_needed() -> None:
     lax = Wanted(tools=(Tool("f", NARROW),))
     form = FORMATS["hermes"]
     assert structural_tag(form, Wanted()) is structural_tag(form, lax) is None
-    assert structural_tag(FORMATS["think"], replace(lax, calls=Calls.NONE)) is None
     for bound in (
         replace(lax, parallel=False),
-        replace(lax, calls=Calls.REQUIRED),
-        replace(lax, calls=Calls.NONE),
+        replace(lax, must_call=True),
         replace(lax, only="f"),
         replace(lax, answer=json_value({})),
     ):
@@ -296,7 +289,7 @@ def test_what_no_grammar_keeps_is_refused_by_name_for_strict_tools(
     name: str, schema: dict[str, Any], says: str
 ) -> None:
     schema = {"type": "object", **schema}
-    wanted = Wanted(tools=(Tool("f", schema, strict=True),), calls=Calls.REQUIRED)
+    wanted = Wanted(tools=(Tool("f", schema, strict=True),), must_call=True)
     with pytest.raises(UnconstrainableError, match=says):
         structural_tag(FORMATS[name], wanted)
     if name != "think":
@@ -313,7 +306,7 @@ def test_tags_are_made_without_torch_and_xgrammar() -> None:
     code = (
         "import sys; sys.modules.update(torch=None, xgrammar=None)\n"
         "from millstream_server.formats import families, tags\n"
-        "wanted = tags.Wanted(tools=(tags.Tool('f', {}),), calls=tags.Calls.REQUIRED)\n"
+        "wanted = tags.Wanted(tools=(tags.Tool('f', {}),), must_call=True)\n"
         "assert tags.structural_tag(families.FORMATS['hermes'], wanted)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
