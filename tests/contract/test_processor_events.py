@@ -263,10 +263,6 @@ def _choice(mode: str, name: str = "") -> dict[str, Any]:
 
 
 INVALID, UNSUPPORTED = "INVALID_REQUEST", "UNSUPPORTED_FEATURE"
-CUT = chat_pb2.ChatMessage(
-    role=chat_pb2.CHAT_ROLE_ASSISTANT,
-    tool_calls=[chat_pb2.ToolCall(id="a", name="f", arguments_json="{", incomplete=True)],
-)
 STRICT = chat_pb2.ChatTool(name="g", strict=True)
 SCHEMA = "start.tools[0].parameters_json_schema"
 BUDGET = processor_pb2.ReasoningOptions(max_tokens=9)
@@ -296,7 +292,6 @@ REFUSED: Sequence[tuple[dict[str, Any], str, str]] = [
         "start.reasoning.effort",
         INVALID,
     ),
-    ({"messages": [CUT, message("hi")]}, "start.messages[0].tool_calls[0].incomplete", INVALID),
     (
         {"messages": [message("hi", reasoning="so")]},
         "start.messages[0].reasoning",

@@ -217,11 +217,6 @@ def _messages_from_proto(
                 message.reasoning,
             )
         )
-        for number, call in enumerate(calls):
-            if call.incomplete:
-                sentence = "this call can't be a part of a conversation; leave it out"
-                at = f"{path}.tool_calls[{number}].incomplete"
-                raise InvalidRequestError.of(at, sentence)
     return found
 
 

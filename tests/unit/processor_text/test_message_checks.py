@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,10 @@ from millstream_server.processor.text.messages import (
     Tool,
     ToolCall,
     check_messages,
+    message_for_template,
     schema_problem,
 )
-from millstream_server.runtime.json_bounds import MAX_SUBSCHEMAS
+from millstream_server.runtime.json_bounds import MAX_JSON_BYTES, MAX_SUBSCHEMAS
 
 USER = ChatMessage(ChatRole.USER, "Hello")
 CALL = ToolCall("call-1", "weather", '{"city": "Bern"}')
@@ -90,17 +92,35 @@ def test_messages_are_refused_by_field(messages: list[ChatMessage], expected: li
         (replace(CALL, id=""), "id"),
         (replace(CALL, name=""), "name"),
         (replace(CALL, name="a.b"), "name"),
-        (replace(CALL, arguments_json=""), "arguments_json"),
-        (replace(CALL, arguments_json="[]"), "arguments_json"),
-        (replace(CALL, arguments_json='{"a": NaN}'), "arguments_json"),
-        (replace(CALL, arguments_json='{"a": "\\ud800"}'), "arguments_json"),
-        (replace(CALL, arguments_json='{"a": ' + "9" * 5000 + "}"), "arguments_json"),
-        (replace(CALL, arguments_json='{"a":' * 33 + "1" + "}" * 33), "arguments_json"),
+        (replace(CALL, arguments_json="é" * 33_000), "arguments_json"),
     ],
 )
 def test_tool_calls_are_refused_by_field(call: ToolCall, expected: str) -> None:
     messages = [USER, replace(ASKED, tool_calls=(call,)), USER]
     assert fields(messages) == [f"messages[1].tool_calls[0].{expected}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", {}),
+        (" null ", {}),
+        ("[]", {"input": "[]"}),
+        ('{"a": "b', {"input": '{"a": "b'}),
+        ('{"a": NaN}', {"input": '{"a": NaN}'}),
+        ('{"a": "\\ud800"}', {"input": '{"a": "\\ud800"}'}),
+        ('{"a": ' + "9" * 5000 + "}", {"input": '{"a": ' + "9" * 5000 + "}"}),
+        ('{"a":' * 33 + "1" + "}" * 33, {"input": '{"a":' * 33 + "1" + "}" * 33}),
+        (json.dumps({"a": "b" * 100_000}), {"a": "b" * 100_000}),  # an answer of our own
+    ],
+)
+def test_templates_get_an_object_of_any_arguments(arguments: str, shown: Any) -> None:
+    call = replace(CALL, arguments_json=arguments)
+    message = replace(ASKED, tool_calls=(call,))
+    if len(arguments) < MAX_JSON_BYTES:
+        assert fields([USER, message, ANSWER]) == []
+    (found,) = message_for_template(message, supports_developer=True)["tool_calls"]
+    assert found["function"]["arguments"] == shown
 
 
 def test_call_ids_differ_within_a_message() -> None:

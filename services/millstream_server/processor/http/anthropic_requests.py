@@ -16,6 +16,7 @@ from millstream_server.processor.http import anthropic_schema as schema
 from millstream_server.processor.http.requests import (
     WHOLE_INTERVAL_S,
     check_counts,
+    json_text,
     media_in_base64,
     schema_text,
 )
@@ -227,7 +228,7 @@ def _assistant(blocks: Sequence[schema.Block], path: str) -> ChatMessage:
         elif isinstance(block, schema.ThinkingBlock):
             thoughts.append(block.thinking)
         elif isinstance(block, schema.ToolUseBlock):
-            calls.append(ToolCall(block.id, block.name, bytes(block.input).decode()))
+            calls.append(ToolCall(block.id, block.name, json_text(block.input)))
         elif not isinstance(block, schema.RedactedBlock):
             raise InvalidRequestError.of(f"{path}.content[{index}]", "isn't an assistant's")
     return ChatMessage(

@@ -53,7 +53,7 @@ class ToolUseBlock(Json, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    input: msgspec.Raw = ABSENT
 
 
 class DocumentBlock(Json, tag_field="type", tag="document"):

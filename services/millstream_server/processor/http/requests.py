@@ -45,6 +45,7 @@ _SAMPLING = (
 _MAX_ID_DIGITS = 10
 """Of 2^32; int() refuses to read thousands."""
 _CHATS = msgspec.json.Decoder(schema.Chat)
+_STRING = msgspec.json.Decoder(str)
 _BIASES: msgspec.json.Decoder[dict[str, float] | None] = msgspec.json.Decoder(
     dict[str, float] | None
 )
@@ -192,6 +193,12 @@ def schema_text(raw: bytes) -> str:
     return "" if raw == b"null" else raw.decode()
 
 
+def json_text(raw: msgspec.Raw) -> str:
+    """Return the arguments of an earlier call as text: what a string has, and other JSON itself."""
+    text = bytes(raw)
+    return _STRING.decode(text) if text[:1] == b'"' else text.decode()
+
+
 def answers_of(asked: schema.Chat) -> AnswerOptions:
     """Convert what a chat asks of its answer.
 
@@ -268,7 +275,7 @@ def _message(message: schema.Message, path: str) -> ChatMessage:
     return ChatMessage(
         ChatRole(message.role),
         content or "",
-        tuple(ToolCall(c.id, c.function.name, c.function.arguments or "{}") for c in calls),
+        tuple(ToolCall(c.id, c.function.name, json_text(c.function.arguments)) for c in calls),
         message.tool_call_id or "",
         message.name or "",
         path,

@@ -75,10 +75,10 @@ Part = TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | FilePart
 
 
 class CalledFunction(Json):
-    """A call's tool and its arguments, a JSON object as text."""
+    """A call's tool and its arguments: a JSON object as text, or what else clients make of it."""
 
     name: str
-    arguments: str = "{}"
+    arguments: msgspec.Raw = ABSENT
 
 
 class Call(Json):

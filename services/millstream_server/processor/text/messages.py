@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, islice
@@ -15,6 +16,7 @@ from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import FieldViolation
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.json_bounds import (
+    MAX_JSON_BYTES,
     MAX_SUBSCHEMAS,
     count_parts,
     read_object,
@@ -47,7 +49,10 @@ class ChatRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """An assistant's request to run a tool. ``arguments_json`` is a JSON object."""
+    """An assistant's request to run a tool.
+
+    ``arguments_json`` is a JSON object, unless the call was cut or malformed.
+    """
 
     id: str
     name: str
@@ -245,8 +250,10 @@ def _check_tool_call(path: str, call: ToolCall, ids: set[str]) -> Iterator[Field
         yield FieldViolation(f"{path}.id", "must differ from the other calls' of its message")
     if not _NAME.fullmatch(call.name):
         yield FieldViolation(f"{path}.name", _NAME_RULE)
-    if (problem := read_object(call.arguments_json)[0]) is not None:
-        yield FieldViolation(f"{path}.arguments_json", problem)
+    text = call.arguments_json
+    if len(text) > MAX_JSON_BYTES or len(text.encode()) > MAX_JSON_BYTES:
+        sentence = f"must not exceed {MAX_JSON_BYTES // 1024} KiB"
+        yield FieldViolation(f"{path}.arguments_json", sentence)
 
 
 def check_tools(tools: Sequence[Tool], field: str) -> Iterator[FieldViolation]:
@@ -347,5 +354,11 @@ def _tool_call_for_template(call: ToolCall) -> dict[str, Any]:
     return {
         "type": "function",
         "id": call.id,
-        "function": {"name": call.name, "arguments": json.loads(call.arguments_json)},
+        "function": {"name": call.name, "arguments": _arguments(call.arguments_json)},
     }
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return a call's arguments; what is no JSON object, as of a call that was cut, is in one."""
+    problem, found = read_object(text, max_bytes=sys.maxsize)
+    return found if problem is None or text.strip() in ("", "null") else {"input": text}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream_server.media.items import Modality
-from millstream_server.processor.http.requests import media_at
+from millstream_server.processor.http.requests import json_text, media_at
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import (
     SEARCH,
@@ -26,7 +26,6 @@ from millstream_server.processor.text.messages import (
 )
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.frozen import dataclass
-from millstream_server.runtime.json_bounds import read_object
 
 Parts = tuple[str | MediaPart, ...]
 
@@ -121,10 +120,8 @@ class _Messages:
             return
         if item.type == "custom_tool_call":
             arguments = arguments_of(item.input or "")
-        elif isinstance(item.arguments, dict):
-            arguments = msgspec.json.encode(item.arguments).decode()
         else:
-            arguments = _object(item.arguments or "{}")
+            arguments = json_text(item.arguments)
         if item.type == _SEARCH_CALL:
             name = SEARCH
         else:
@@ -185,8 +182,3 @@ def _needed(value: str | None, path: str) -> str:
 
 def _text(parts: Parts) -> str:
     return "".join([part for part in parts if isinstance(part, str)])
-
-
-def _object(arguments: str) -> str:
-    """Return arguments that templates can take: those of a call that was cut are no JSON."""
-    return arguments if read_object(arguments)[0] is None else arguments_of(arguments)

@@ -105,7 +105,7 @@ class Item(msgspec.Struct):
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: msgspec.Raw = schema.ABSENT
     """A function call's; an object in a search for tools."""
     input: str | None = None
     """A custom tool call's."""
