@@ -71,7 +71,8 @@ async def test_it_runs_without_asyncio(model: TextModel, config: SimulatedConfig
             rendered = client.render([{"role": "user", "content": "Hi"}])
             yield client.detokenize(rendered.token_ids, special_tokens=True)
             yield rendered.rendered_prompt
-            yield told(client.parse(SAID, AnswerReading(format="hermes")))
+            tools = [chat_pb2.ChatTool(name="weather")]
+            yield told(client.parse(SAID, AnswerReading(format="hermes", tools=tools)))
 
     async with suite(model, config) as (front, _):
         shown, prompt, parsed = await asyncio.to_thread(lambda: list(use(front.address)))

@@ -151,7 +151,8 @@ async def test_the_reading_says_how_the_answer_is_read(model: TextModel) -> None
     async with serving(model) as front:
         plain = (await parse(front, Request(reading=Reading(), text="hm</think>x")))[0]
         named, end = await parse(
-            front, Request(reading=Reading(format="hermes", one_call=True), text=hermes * 2)
+            front,
+            Request(reading=Reading(format="hermes", tools=TOOLS, one_call=True), text=hermes * 2),
         )
         off = await render(
             front, "hi", reasoning=processor_pb2.ReasoningOptions(enabled=False), tools=TOOLS
@@ -186,7 +187,9 @@ async def test_what_takes_long_in_parse_is_done_in_the_text_threads(model: TextM
         schemas, begun, *end_s = seconds
         assert (schemas, begun) == (0.3e-6 * len(large), 5e-6 * 3000)
         assert 2 <= len(end_s) < 20, "what comes when much has been read: a call may end in it"
-        refused = await refusal(front.stub.Parse(iter([Request(reading=Reading(begun=CALL))])))
+        refused = await refusal(
+            front.stub.Parse(iter([Request(reading=Reading(begun=CALL, tools=TOOLS))]))
+        )
     (call,) = end.tool_calls
     assert call.arguments_json == json.dumps({"a": long})
     assert refused.fields == ("reading.begun",)
@@ -236,7 +239,8 @@ async def test_parse_refuses_by_field(
 
 async def test_an_unknown_format_is_said_and_a_parse_needs_no_worker(model: TextModel) -> None:
     async with processor({MODEL: model}, ["127.0.0.1:1"], wait=False) as front:
-        read, _ = await parse(front, Request(reading=Reading(format="qwen-xml"), text=CALL))
+        reading = Reading(format="qwen-xml", tools=TOOLS)
+        read, _ = await parse(front, Request(reading=reading, text=CALL))
         assert read[0] == ("tool_call_start", 0, "f")
         failed = await refusal(render(front, "hi"))
         assert failed.reason == "NO_WORKER"

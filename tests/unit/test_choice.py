@@ -33,6 +33,7 @@ class Turn:
     def __init__(self, model: TextModel, stops: Sequence[str]) -> None:
         self.text_model = model
         self.options = Options(path="", sampling={}, stops=tuple(stops))
+        self.shown: dict[int, str] = {}
 
     @property
     def output(self) -> Turn:

@@ -12,7 +12,7 @@ from millstream_server.formats.families import FORMATS
 from millstream_server.formats.tags import Thinking
 from millstream_server.processor.answer import Reading, going_on, reading_of, text_of_prefill
 from millstream_server.processor.answer_options import CONTINUE
-from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.work.fair_queue import PoolLimits
 from millstream_server.runtime.work.pool import WorkPool
@@ -24,10 +24,12 @@ T = TypeVar("T")
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
-async def _reading(form: str, text: str = "", reasoning: str = "") -> Reading:
+async def _reading(
+    form: str, text: str = "", reasoning: str = "", *, tools: bool = True
+) -> Reading:
     how = AnswerFormat(form=FORMATS[form], reason="", hidden={})
     said = ChatMessage(ChatRole.ASSISTANT, text, reasoning=reasoning)
-    reading = reading_of(how, (), "<think>", one_call=False)
+    reading = reading_of(how, (Tool("f", "", ""),) if tools else (), "<think>", one_call=False)
     threads = WorkPool(PoolLimits())
     try:
         return await going_on(reading, text_of_prefill(said, how.form), CONTINUE, threads)
@@ -70,6 +72,12 @@ async def test_a_marker_that_the_message_has_begun_may_be_completed_by_a_call() 
     parser = (await _reading("hermes", "So.\n<tool_")).parser({})
     events = [*parser.feed(CALL.removeprefix("<tool_")), *parser.finish()]
     assert [(part[0], *part[2:]) for part in merged(events)] == [("call", "f", "{}")]
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama-json"])
+async def test_without_tools_a_call_in_the_message_is_text_and_can_be_continued(form: str) -> None:
+    parser = (await _reading(form, CALL[:30], tools=False)).parser({})
+    assert merged([*parser.feed(CALL[30:]), *parser.finish()]) == [("text", CALL[30:])]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,7 @@ async def test_a_long_message_is_read_in_a_thread_in_steps_per_byte(form: str) -
     for times in (20, 80):
         threads = Threads()
         how = AnswerFormat(form=FORMATS[form], reason="", hidden={})
-        reading = reading_of(how, (), "", one_call=False)
+        reading = reading_of(how, (Tool("f", "", ""),), "", one_call=False)
         begun = opener * (1024 * times // len(opener)) + " So" * 200  # no header is as long
         reading = await going_on(reading, begun, CONTINUE, threads)
         counts.append(threads.reach)

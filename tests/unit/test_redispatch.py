@@ -18,7 +18,7 @@ from millstream_server.generation.request import LogprobOptions
 from millstream_server.generation.sampling import Ability
 from millstream_server.processor.answer import reading_of
 from millstream_server.processor.redispatch_ways import Way
-from millstream_server.processor.text.messages import ChatMessage
+from millstream_server.processor.text.messages import ChatMessage, Tool
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import WorkerView
@@ -196,7 +196,7 @@ async def test_reasoning_and_calls_are_read_on_wherever_the_loss_is(tmp_path: Pa
         special_tokens=model.special_tokens,
     )
     assert how is not None
-    reading = reading_of(how, (), "", one_call=False)
+    reading = reading_of(how, (Tool("f", "", ""),), "", one_call=False)
 
     async def answered(at: int) -> tuple[ChatMessage, int]:
         it = lossy(model, reading=reading, knobs={"max_new_tokens": len(ids)})

@@ -9,7 +9,7 @@ from dataclasses import replace
 from millstream_server.formats.calls import Call, add_piece
 from millstream_server.formats.choosing import AnswerFormat
 from millstream_server.formats.events import Arguments, Event, Kind, Reasoning, Text
-from millstream_server.formats.format import Format
+from millstream_server.formats.format import TEXT_ALONE, Format
 from millstream_server.formats.parser import PIECE_CHARS, Parser
 from millstream_server.formats.schema import Tools
 from millstream_server.formats.tags import Thinking
@@ -21,6 +21,7 @@ from millstream_server.runtime.work.pool import WorkPool, stop_if_gone
 
 _MAX_CALL_CHARS = 1 << 20
 _PROMPT_END = 256
+_NOTHING_HIDDEN: Mapping[int, str] = {}
 SECONDS_PER_CHAR = 5e-6
 """About what reading an answer takes."""
 
@@ -30,9 +31,12 @@ class Reading:
     """How the answers to one prompt are read."""
 
     how: AnswerFormat
-    tools: Tools
+    tools: Tools | None
+    """None: the model was told of none, and calls are text."""
     prompt_end: str
     one_call: bool
+    off: bool = False
+    """The template was told that the model isn't to reason."""
     begun: str = ""
     """What the answers go on in."""
     behind: Parser | None = None
@@ -42,7 +46,22 @@ class Reading:
         """Begin to read an answer; ``hidden``: see `Parser`."""
         if self.behind is not None:
             return self.behind.fork(hidden)
-        return Parser(self.how.form, self.tools, prompt=self.prompt_end, hidden=hidden)
+        form = self.how.form if self.parsed else TEXT_ALONE
+        return Parser(form, self.tools, prompt=self.prompt_end, hidden=hidden)
+
+    @property
+    def parsed(self) -> bool:
+        """Whether the answers may have more than text, or markers around it."""
+        form = self.how.form
+        if form.framed or (form.call is not None and self.tools is not None):
+            return True
+        begins = self.begins if form.reasoning else Thinking.NONE
+        return begins is not Thinking.NONE and not (self.off and begins is Thinking.MAY)
+
+    @property
+    def shown(self) -> Mapping[int, str]:
+        """The special tokens that the text has all the same: the markers, where calls are text."""
+        return self.how.hidden if self.tools is None else _NOTHING_HIDDEN
 
     @property
     def begins(self) -> Thinking:
@@ -52,12 +71,13 @@ class Reading:
         return Thinking.BEGUN if self.behind.in_reasoning else Thinking.PAST
 
 
-def reading_of(how: AnswerFormat, tools: Sequence[Tool], prompt: str, *, one_call: bool) -> Reading:
-    """Make the reading of the answers to ``prompt``."""
+def reading_of(
+    how: AnswerFormat, tools: Sequence[Tool], prompt: str, *, one_call: bool, off: bool = False
+) -> Reading:
+    """Make the reading of the answers to ``prompt``; ``off``: see `Reading.off`."""
     schemas = {tool.name: tool.parameters_json_schema for tool in tools}
-    return Reading(
-        how=how, tools=Tools(schemas), prompt_end=prompt[-_PROMPT_END:], one_call=one_call
-    )
+    known, end = Tools(schemas) if tools else None, prompt[-_PROMPT_END:]
+    return Reading(how=how, tools=known, prompt_end=end, one_call=one_call, off=off)
 
 
 async def going_on(reading: Reading, begun: str, field: str, threads: WorkPool) -> Reading:
@@ -66,8 +86,8 @@ async def going_on(reading: Reading, begun: str, field: str, threads: WorkPool) 
     Raises:
         ServingError: it has a call, or too much text work waits.
     """
-    if not begun:
-        return reading
+    if not (begun and reading.parsed):
+        return replace(reading, begun=begun) if begun else reading
     parser = Parser(reading.how.form, reading.tools, begun=begun[:PIECE_CHARS])
 
     def work() -> None:
@@ -105,8 +125,9 @@ class Answer:
     __slots__ = ("_events", "_hidden", "_one_call", "_parser", "_reasoning", "_texts")
 
     def __init__(self, reading: Reading, *, shows_special: bool) -> None:
-        """Begin; ``shows_special``: the text has all special tokens."""
-        self._hidden: Mapping[int, str] = {} if shows_special else reading.how.hidden
+        """Begin; ``shows_special``: the text has all special tokens, not only `Reading.shown`."""
+        shows = shows_special or reading.tools is None
+        self._hidden = _NOTHING_HIDDEN if shows else reading.how.hidden
         self._parser = reading.parser(self._hidden)
         self._one_call = reading.one_call
         self._events: list[Event] = []

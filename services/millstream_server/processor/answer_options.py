@@ -38,7 +38,7 @@ class AnswerOptions:
     def format_of(
         self, served: AnswerFormat | None, *, told_tools: bool, text_alone: bool
     ) -> AnswerFormat | None:
-        """Return how answers of a served model are read; None: they are text.
+        """Return how answers of a served model are read; None: they are text, without markers.
 
         ``told_tools``: the model knows of tools. ``text_alone``: an answer that is read could not
         be made to match its grammar.
@@ -46,17 +46,14 @@ class AnswerOptions:
         Raises:
             UnsupportedFeatureError: it isn't known how the model writes.
         """
-        events = self.events
-        if events is None:
-            reasons = served is not None and bool(served.form.reasoning)
-            events = told_tools or (reasons and not text_alone)
-        if events and served is None:
+        needed = told_tools if self.events is None else self.events
+        if needed and served is None:
             raise UnsupportedFeatureError.of(
                 "start.output",
                 "it isn't known how this model writes reasoning and tool calls; the server's "
                 "--formats can name it",
             )
-        return served if events else None
+        return served if needed or (self.events is None and not text_alone) else None
 
     def variables_for(self, template: ChatTemplate) -> Mapping[str, Any]:
         """Return what the model's template is given.

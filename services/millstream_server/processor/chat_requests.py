@@ -26,6 +26,8 @@ from millstream_server.processor.requests import (
     with_kept_seed,
 )
 from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.processor.text.switches import turns_off
+from millstream_server.processor.text.template import NO_VARIABLES
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.frozen import dataclass
 
@@ -111,9 +113,10 @@ class ChatRequests:
             given = request_of(conversation.request_id, served, prompt, options, caller)
             check(given, options, served, self._front.limits, paths)
         if form is not None:
-            reading = await self.reading_for(conversation, form, text)
-            binding = binding_of(reading, conversation, said, options)
-            options = await with_grammar(options, binding, served.engine.abilities, self._prompts)
+            reading = await self.reading_for(conversation, form, text, variables)
+            if answers.events or conversation.told_tools or form.form.reasoning:
+                binding, able = binding_of(reading, conversation, said, options), served.engine
+                options = await with_grammar(options, binding, able.abilities, self._prompts)
         request = request_of(conversation.request_id, served, prompt, options, caller, fit=fit)
         if checked:
             check(request, options, served, self._front.limits, paths)
@@ -128,16 +131,21 @@ class ChatRequests:
         )
 
     async def reading_for(
-        self, conversation: Conversation, how: AnswerFormat, prompt: str
+        self,
+        conversation: Conversation,
+        how: AnswerFormat,
+        prompt: str,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Reading:
-        """Return how the answers to a conversation's ``prompt`` are read.
+        """Return how the answers to a conversation's ``prompt``, of such variables, are read.
 
         Raises:
             ServingError: its last message can't be continued.
         """
         last, one_call = conversation.continued, conversation.answers.one_call
-        reading = reading_of(how, conversation.told_tools, prompt, one_call=one_call)
-        begun = text_of_prefill(last, how.form) if last else ""
+        begun, tools = text_of_prefill(last, how.form) if last else "", conversation.told_tools
+        off = turns_off(variables) and not begun  # it may go on in reasoning
+        reading = reading_of(how, tools, prompt, one_call=one_call, off=off)
         return await going_on(reading, begun, CONTINUE, self._prompts.threads)
 
     async def _prompt(

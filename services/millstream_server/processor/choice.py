@@ -18,7 +18,6 @@ from millstream_server.generation.output import (
     logprob_bytes,
     output_bytes,
 )
-from millstream_server.processor.conversation import Options
 from millstream_server.processor.leg import Leg
 from millstream_server.processor.telemetry import NO_SPAN
 from millstream_server.processor.text.detokenizer import detokenizer
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from millstream_server.generation.ticket import Ticket
     from millstream_server.processor.dispatch import Dispatch
     from millstream_server.processor.successor import Successor
-    from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.processor.turn import Turn
 
 MOST_TOKENS = 16_384
@@ -63,15 +61,18 @@ class StoppedText:
 
     __slots__ = ("_detokenizer", "_matcher", "_shows_end", "matched", "push")
 
-    def __init__(
-        self, model: TextModel, options: Options, *, continuation: bool, behind: Sequence[int]
-    ) -> None:
-        """Begin; ``continuation``: the text continues the prompt's, whose ids are ``behind``."""
+    def __init__(self, turn: Turn, *, continuation: bool) -> None:
+        """Begin; ``continuation``: the text continues the prompt's."""
+        options = turn.options
         special = options.include_special_tokens
         self._shows_end = special
         """The text includes the token that ended the choice."""
         self._detokenizer = detokenizer(
-            model, skip_special_tokens=not special, continuation=continuation, behind=behind
+            turn.text_model,
+            skip_special_tokens=not special,
+            shown=turn.shown,
+            continuation=continuation,
+            behind=turn.request.token_ids if continuation else (),
         )
         self.push = self._detokenizer.push
         """Takes new tokens, returns the text that they complete, whatever the stops."""
@@ -155,12 +156,7 @@ class Choice(Leg):
         self._texts: list[str] = []
         self._shares = turn.options.n
         """How many choices share a message."""
-        self._text = StoppedText(
-            turn.text_model,
-            turn.options,
-            continuation=continuation,
-            behind=turn.request.token_ids if continuation else (),
-        )
+        self._text = StoppedText(turn, continuation=continuation)
         self._push = self._text.push
 
     # ---- from the worker: once per frame entry

@@ -37,7 +37,7 @@ class ParsedAnswer:
 
     def __init__(self, text: TextModel, reading: Reading, threads: WorkPool) -> None:
         self._answer = Answer(reading, shows_special=False)
-        self._detokenizer = detokenizer(text)
+        self._detokenizer = detokenizer(text, shown=reading.shown)
         self._vocab_size = text.vocab_size
         self._threads = threads
         self._step = 1 if reading.one_call else PIECE_CHARS

@@ -96,22 +96,32 @@ def _groups(entries: list[M]) -> list[list[M]]:
 class Messages(PulledOutput):
     """A turn's output as messages of Chat or Complete; a `runtime.rpc.call.Source`."""
 
-    __slots__ = ("_choice", "_filled", "_kind", "_notice", "_number", "_started", "_uses_left")
+    __slots__ = ("_choice", "_events", "_filled", "_kind", "_notice", "_number", "_said",
+                 "_started", "_uses_left")  # fmt: skip
 
     def __init__(
-        self, kind: Callable[..., Any], number: int = 0, notice: Callable[[], bool] | None = None
+        self,
+        kind: Callable[..., Any],
+        number: int = 0,
+        notice: Callable[[], bool] | None = None,
+        *,
+        events: bool = False,
     ) -> None:
         """Make messages of a ``kind``; of a chat's turn ``number``.
 
         ``notice`` returns whether the next one says that the server shuts down: once True.
+        ``events``: texts are events.
         """
         self._kind = kind
         self._number = number
         self._notice = notice
+        self._events = events
         super().__init__()
         self._started = False
         self._filled: Any = None
         self._choice: Any = None
+        self._said: Any = None
+        """What has the text: the choice, or its event."""
         self._uses_left = 0
 
     def _of_text(self, text: str, tokens: int) -> Any:
@@ -119,12 +129,15 @@ class Messages(PulledOutput):
 
         The same message is filled again, which takes a fraction of the time to make one.
         """
-        if not self._uses_left:
-            self._uses_left = _USES
+        empty = self._events and not text  # no event then
+        if empty or not self._uses_left:
+            self._uses_left = 1 if empty else _USES
             self._filled = self._kind(turn=self._number) if self._number else self._kind()
-            self._choice = self._filled.choices.add()
+            self._choice = self._said = self._filled.choices.add()
+            if self._events and text:
+                self._said = self._choice.events.add()
         self._uses_left -= 1
-        self._choice.text = text
+        self._said.text = text
         self._choice.token_count = tokens
         if self._notice is not None and self._notice():
             self._filled.draining.SetInParent()
@@ -135,6 +148,9 @@ class Messages(PulledOutput):
         self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
     ) -> tuple[Any] | Iterator[Any]:
         """Make one message or, of large output, several."""
+        if self._events:
+            for each in [each for each in deltas if each.text]:
+                each.events, each.text = (Text(each.text),), ""
         several = complete and _prompt_logprobs(turn)
         if len(deltas) > 1 or several:
             groups = _groups([_write_delta(processor_pb2.ChoiceDelta(), d, turn) for d in deltas])

@@ -65,7 +65,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         try:
             await _begin(requests, conversation, self._pool)
             with core.front.call(conversation.drain):
-                rpc_caller = Caller.of(call)
+                rpc_caller, events = Caller.of(call), conversation.answers.events is True
                 if call.all_read:  # the client closed its side with its first message, as most do
                     conversation.close_input()
                 else:
@@ -79,7 +79,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         )
                         continue
                     messages = Messages(
-                        processor_pb2.ChatResponse, number, conversation.take_notice
+                        processor_pb2.ChatResponse, number, conversation.take_notice, events=events
                     )
                     turn = await core.answer(conversation, said, rpc_caller, call, messages)
                     await core.send(turn, messages, call)
@@ -93,7 +93,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         core = self._core
         with core.only_turn() as conversation:
             said = await _only_turn(request, conversation, self._pool)
-            messages = Messages(processor_pb2.ChatOnceResponse)
+            events = conversation.answers.events is True
+            messages = Messages(processor_pb2.ChatOnceResponse, events=events)
             turn = await core.answer(conversation, said, Caller.of(call), call, messages)
             await core.send(turn, messages, call)
 

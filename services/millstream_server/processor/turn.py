@@ -5,6 +5,7 @@ What its choices make of the workers' tokens leaves by its `TurnOutput`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ class Turn:
 
     __slots__ = ("__weakref__", "_admission", "_closed", "cancelled", "choices", "error",
                  "media", "options", "outcome", "output", "parts", "reading", "redispatches",
-                 "request", "seed", "switched", "telemetry", "text_model", "used",
+                 "request", "seed", "shown", "switched", "telemetry", "text_model", "used",
                  "workers")  # fmt: skip
 
     def __init__(
@@ -76,7 +77,7 @@ class Turn:
         ``output`` goes to ``call``. ``admission`` is released when workers have finished, which may
         be long before a slow client has read everything. ``continuation``: the text continues the
         prompt's, so its leading space is kept. ``media`` is released when the workers have used it.
-        ``reading``: how the answers are read; None: they are text.
+        ``reading``: how the answers are read; None: they are text, without special tokens.
         """
         self.request = request
         self.options = options
@@ -85,7 +86,8 @@ class Turn:
         self.telemetry = telemetry
         self.output = output
         self.media = media
-        self.reading = reading
+        self.shown: Mapping[int, str] = reading.shown if reading else {}
+        self.reading = reading = reading if reading and reading.parsed else None
         self.workers: tuple[str, ...] = ()
         """Where it runs (`Plan.places`); empty if it never started."""
         self.seed: int | None = None

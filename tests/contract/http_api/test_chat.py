@@ -161,7 +161,6 @@ async def test_the_same_whole_and_back_in_the_next_request(
 @pytest.mark.parametrize(
     ("changed", "prompt", "calls"),
     [
-        ({"tool_choice": "none"}, "user:hi|<think>", 2),
         ({"parallel_tool_calls": False}, "f;g;user:hi|<think>", 1),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "f;g;user:hi|no <think>", 2),
         ({"reasoning_effort": "none"}, "f;g;user:hi|no <think>", 2),

@@ -241,7 +241,6 @@ async def test_tools_that_the_client_finds_can_be_called(
 @pytest.mark.parametrize(
     ("changed", "prompt", "calls"),
     [
-        ({"tool_choice": "none"}, "user:hi|<think>", 2),
         ({"parallel_tool_calls": False}, "f;g;patch;user:hi|<think>", 1),
         ({"reasoning": {"effort": "none"}}, "f;g;patch;user:hi|no <think>", 2),
         ({"reasoning": {"effort": "high", "summary": "auto"}}, "f;g;patch;user:hi|<think>", 2),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_UNDECIDED_TOKENS = 32
 """Most tokens for which the library may hold text back; a character has up to four bytes."""
 _MAX_CHARACTER_TOKENS = 4
+_NONE_SHOWN: Mapping[int, str] = {}
 
 
 class Decodable(Protocol):
@@ -72,10 +73,13 @@ def detokenizer(
     model: Decodable,
     *,
     skip_special_tokens: bool = True,
+    shown: Mapping[int, str] = _NONE_SHOWN,
     continuation: bool = False,
     behind: Sequence[int] = (),
 ) -> Detokenizer:
     """Start before the first token.
+
+    ``shown``: texts of special tokens that aren't skipped, by id.
 
     ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
     space is kept; otherwise it is dropped. ``behind``: the prompt's ids. If they end inside of a
@@ -84,9 +88,10 @@ def detokenizer(
     """
     table = model.pieces
     if table is None:
-        return _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
-    pieces = table.visible if skip_special_tokens else table.every
-    texts = table.visible_texts if skip_special_tokens else table.every_texts
+        return _LibraryText(model.tokenizer, shown, skip_special_tokens=skip_special_tokens)
+    pieces, texts = table.every, table.every_texts
+    if skip_special_tokens:
+        pieces, texts = table.showing(shown) if shown else (table.visible, table.visible_texts)
     made = _PieceText(pieces, pieces if continuation else table.opening, texts)
     if behind:
         made.begin_behind(behind[-_MAX_CHARACTER_TOKENS:])
@@ -167,10 +172,13 @@ class _LibraryText:
     started and the text so far is returned.
     """
 
-    __slots__ = ("_skip_special_tokens", "_stream", "_tokenizer", "_undecided")
+    __slots__ = ("_shown", "_skip_special_tokens", "_stream", "_tokenizer", "_undecided")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, shown: Mapping[int, str], *, skip_special_tokens: bool
+    ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._skip_special_tokens = skip_special_tokens
         self._undecided: list[int] = []
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
@@ -187,6 +195,8 @@ class _LibraryText:
         return text
 
     def _step(self, token_id: int) -> str:
+        if self._skip_special_tokens and (shown := self._shown.get(token_id)) is not None:
+            return self.flush() + shown
         self._undecided.append(token_id)
         try:
             text: str | None = self._stream.step(self._tokenizer, token_id)
@@ -206,7 +216,7 @@ class _LibraryText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceTable:
-    """Bytes per token id, in three variants. Ids that the tokenizer lacks have no bytes."""
+    """Bytes per token id, in variants. Ids that the tokenizer lacks have no bytes."""
 
     every: Sequence[bytes]
     visible: Sequence[bytes]
@@ -217,6 +227,19 @@ class PieceTable:
     """The texts of ids whose bytes are whole characters, as far as they were asked for."""
     visible_texts: dict[int, str] = field(default_factory=dict)
     """Likewise."""
+    _showing: dict[frozenset[int], tuple[Sequence[bytes], dict[int, str]]] = field(
+        default_factory=dict
+    )
+
+    def showing(self, ids: Iterable[int]) -> tuple[Sequence[bytes], dict[int, str]]:
+        """Return `visible` with these special tokens, and its texts; kept: a model has one set."""
+        key = frozenset(ids)
+        if key not in self._showing:
+            pieces = list(self.visible)
+            for token_id in key:
+                pieces[token_id] = self.every[token_id]
+            self._showing[key] = (pieces, {})
+        return self._showing[key]
 
 
 def build_piece_table(tokenizer: Tokenizer) -> PieceTable | None:

@@ -66,6 +66,12 @@ def thinking(*, on: bool) -> Sequence[Switch]:
     )
 
 
+def turns_off(variables: Mapping[str, Any]) -> bool:
+    """Return whether a template with these variables asks for no reasoning."""
+    offs = thinking(on=False) if variables else ()
+    return any((off.name, off.value) in variables.items() for off in offs)
+
+
 def _effort(level: str) -> Sequence[Switch]:
     return (
         Switch(_FIRST_EFFORT, level),
