@@ -369,10 +369,11 @@ type ToolCall struct {
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Name of the tool.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Arguments, a JSON object as text. (JSON by nature.)
+	// Arguments, a JSON object as text. (JSON by nature.) At most 64 KiB in a conversation's messages; there
+	// what is no object, as of a call that was cut, is shown to the model as one text.
 	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
-	// In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it is
-	// refused.
+	// In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it has
+	// no effect.
 	Incomplete bool `protobuf:"varint,4,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
 }
 

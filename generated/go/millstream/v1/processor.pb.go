@@ -149,7 +149,7 @@ const (
 	ToolChoiceMode_TOOL_CHOICE_MODE_UNSPECIFIED ToolChoiceMode = 0
 	// The model decides.
 	ToolChoiceMode_TOOL_CHOICE_MODE_AUTO ToolChoiceMode = 1
-	// The model isn't told of any tool.
+	// The model isn't told of any tool, and what it writes of calls is text, as without tools.
 	ToolChoiceMode_TOOL_CHOICE_MODE_NONE ToolChoiceMode = 2
 	// An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
 	// `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
@@ -2829,6 +2829,7 @@ type AnswerReading struct {
 	// The end of the prompt, which may have begun the reasoning: its last 256 characters or more.
 	PromptEnd string `protobuf:"bytes,3,opt,name=prompt_end,json=promptEnd,proto3" json:"prompt_end,omitempty"`
 	// The tools that the model was told of: their schemas say which arguments are texts and which are not.
+	// Without any, calls are text.
 	Tools []*ChatTool `protobuf:"bytes,4,rep,name=tools,proto3" json:"tools,omitempty"`
 	// The answer ends behind its first call; what follows is not read.
 	OneCall bool `protobuf:"varint,5,opt,name=one_call,json=oneCall,proto3" json:"one_call,omitempty"`

@@ -192,10 +192,12 @@ class ToolCall(_message.Message):
     name: _builtins.str
     """Name of the tool."""
     arguments_json: _builtins.str
-    """Arguments, a JSON object as text. (JSON by nature.)"""
+    """Arguments, a JSON object as text. (JSON by nature.) At most 64 KiB in a conversation's messages; there
+    what is no object, as of a call that was cut, is shown to the model as one text.
+    """
     incomplete: _builtins.bool
-    """In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it is
-    refused.
+    """In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it has
+    no effect.
     """
     def __init__(
         self,

@@ -108,7 +108,7 @@ class _ToolChoiceModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCh
     TOOL_CHOICE_MODE_AUTO: _ToolChoiceMode.ValueType  # 1
     """The model decides."""
     TOOL_CHOICE_MODE_NONE: _ToolChoiceMode.ValueType  # 2
-    """The model isn't told of any tool."""
+    """The model isn't told of any tool, and what it writes of calls is text, as without tools."""
     TOOL_CHOICE_MODE_REQUIRED: _ToolChoiceMode.ValueType  # 3
     """An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
     `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
@@ -125,7 +125,7 @@ TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode.ValueType  # 0
 TOOL_CHOICE_MODE_AUTO: ToolChoiceMode.ValueType  # 1
 """The model decides."""
 TOOL_CHOICE_MODE_NONE: ToolChoiceMode.ValueType  # 2
-"""The model isn't told of any tool."""
+"""The model isn't told of any tool, and what it writes of calls is text, as without tools."""
 TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode.ValueType  # 3
 """An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
 `tool_results` are as with TOOL_CHOICE_MODE_AUTO. Needs ENGINE_ABILITY_STRUCTURAL_TAGS, and options
@@ -1474,7 +1474,9 @@ class AnswerReading(_message.Message):
     """What the answer goes on in (`continue_final_message`): it is read, and none of it is given out."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatTool]:
-        """The tools that the model was told of: their schemas say which arguments are texts and which are not."""
+        """The tools that the model was told of: their schemas say which arguments are texts and which are not.
+        Without any, calls are text.
+        """
 
     def __init__(
         self,

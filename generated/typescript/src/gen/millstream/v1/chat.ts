@@ -126,11 +126,14 @@ export interface ToolCall {
   id: string;
   /** Name of the tool. */
   name: string;
-  /** Arguments, a JSON object as text. (JSON by nature.) */
+  /**
+   * Arguments, a JSON object as text. (JSON by nature.) At most 64 KiB in a conversation's messages; there
+   * what is no object, as of a call that was cut, is shown to the model as one text.
+   */
   argumentsJson: string;
   /**
-   * In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it is
-   * refused.
+   * In answers: it was cut off, or its arguments are no JSON object. In a conversation's messages it has
+   * no effect.
    */
   incomplete: boolean;
 }

@@ -150,7 +150,7 @@ export enum ToolChoiceMode {
   UNSPECIFIED = 0,
   /** AUTO - The model decides. */
   AUTO = 1,
-  /** NONE - The model isn't told of any tool. */
+  /** NONE - The model isn't told of any tool, and what it writes of calls is text, as without tools. */
   NONE = 2,
   /**
    * REQUIRED - An answer to the user is one call or more, and no text, by a grammar from its first token. Answers to
@@ -876,7 +876,10 @@ export interface AnswerReading {
   format: string;
   /** The end of the prompt, which may have begun the reasoning: its last 256 characters or more. */
   promptEnd: string;
-  /** The tools that the model was told of: their schemas say which arguments are texts and which are not. */
+  /**
+   * The tools that the model was told of: their schemas say which arguments are texts and which are not.
+   * Without any, calls are text.
+   */
   tools: ChatTool[];
   /** The answer ends behind its first call; what follows is not read. */
   oneCall: boolean;
