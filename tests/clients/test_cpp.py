@@ -33,8 +33,13 @@ def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
     example_suite.check_ask([_built() / "ask"])
 
 
+def command() -> list[str]:
+    """Build the example; return how it is started."""
+    return [str(_built() / "example")]
+
+
 class TestCpp(ExampleChecks):
     @pytest.fixture(scope="class")
     @classmethod
     def command(cls) -> list[str]:
-        return [str(_built() / "example")]
+        return command()

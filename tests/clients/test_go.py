@@ -39,14 +39,19 @@ def _build(folder: Path) -> None:
     run(["go", "build", "-o", folder / "example", "."], _EXAMPLE, _environment(folder))
 
 
+def command() -> list[str]:
+    """Build the example; return how it is started."""
+    need("go", _LIBRARIES / "src" / "google.golang.org" / "grpc")
+    example = built("go", [_MODULE, _EXAMPLE], _build) / "example"
+    # grpc-go before 1.43 retries only when told to.
+    return ["env", "GRPC_GO_RETRY=on", str(example)]
+
+
 class TestGo(ExampleChecks):
     @pytest.fixture(scope="class")
     @classmethod
     def command(cls) -> list[str]:
-        need("go", _LIBRARIES / "src" / "google.golang.org" / "grpc")
-        example = built("go", [_MODULE, _EXAMPLE], _build) / "example"
-        # grpc-go before 1.43 retries only when told to.
-        return ["env", "GRPC_GO_RETRY=on", str(example)]
+        return command()
 
 
 def _build_ask(folder: Path, name: str = "ask") -> None:

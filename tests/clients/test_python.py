@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.clients.client_builds import ROOT, built, need, run
+from tests.support.clients.client_checks import check_cost
 from tests.support.clients.client_examples import API_KEY, ExampleSuite
 from tests.support.clients.tool_checks import check_tool_loop
 from tests.support.processes.simulated_suite import MODEL
@@ -150,3 +151,12 @@ def test_mypy_knows_the_types_in_a_project_of_somebody_else(newest: Path, tmp_pa
 
 def test_the_tool_loop() -> None:
     check_tool_loop([sys.executable, _PROGRAMS / "tools.py"])
+
+
+def command() -> list[str]:
+    """Return how calls are made by grpcio alone."""
+    return [sys.executable, str(ROOT / "tests" / "support" / "clients" / "calls.py")]
+
+
+def test_the_service_config_costs_what_round_robin_does(example_suite: ExampleSuite) -> None:
+    check_cost(example_suite, command(), command())

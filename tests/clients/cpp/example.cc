@@ -213,6 +213,7 @@ int main() {
   Explain("overloaded", Complete(*processor, overloaded));
   Explain("no_key", Complete(*processor, Prompt(1), Context(10, false)));
   int calls = 0;
-  while (calls < 9 && Complete(*processor, Prompt(1)).ok()) ++calls;
+  const int wanted = std::stoi(Setting("MILLSTREAM_CALLS"));
+  while (calls < wanted && Complete(*processor, Prompt(1)).ok()) ++calls;
   Print("balanced", Fields().Number("calls", calls));
 }

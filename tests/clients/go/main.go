@@ -10,6 +10,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
@@ -204,7 +205,10 @@ func (c *client) fail() error {
 }
 
 func (c *client) balance() error {
-	calls := 9
+	calls, err := strconv.Atoi(os.Getenv("MILLSTREAM_CALLS"))
+	if err != nil {
+		return err
+	}
 	for i := 0; i < calls; i++ {
 		ctx, cancel := c.within(callDeadline)
 		err := c.complete(ctx, c.model, options(1))

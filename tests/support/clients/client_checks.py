@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.clients.client_examples import ExampleSuite, Run
+from tests.support.clients.client_examples import RECOMMENDED, ROUND_ROBIN, ExampleSuite, Run
 from tests.support.processes.simulated_suite import ALPHABET
+
+_CALLS, _MOST_COST = 150, 5
 
 
 class ExampleChecks:
@@ -18,6 +20,12 @@ class ExampleChecks:
     @classmethod
     def command(cls) -> list[str]:
         raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def round_robin(cls, command: list[str]) -> list[str]:
+        """Return the same with `ROUND_ROBIN`, if it doesn't read the service config of a file."""
+        return command
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -81,3 +89,16 @@ class ExampleChecks:
     def test_calls_are_balanced_over_the_servers(self, run: Run) -> None:
         assert run.of("balanced") == [{"event": "balanced", "calls": 9}]
         assert all(run.logs)
+
+    def test_the_service_config_costs_what_round_robin_does(
+        self, example_suite: ExampleSuite, command: list[str], round_robin: list[str]
+    ) -> None:
+        """In CPU time, the start's too; `tests.benchmarks.service_configs` has the bound 1.5."""
+        check_cost(example_suite, command, round_robin)
+
+
+def check_cost(suite: ExampleSuite, command: list[str], round_robin: list[str]) -> None:
+    """Compare the CPU time of calls under a language's service config."""
+    plain_s = suite.cpu_s(round_robin, ROUND_ROBIN, _CALLS)
+    ours_s = suite.cpu_s(command, RECOMMENDED, _CALLS)
+    assert ours_s < _MOST_COST * plain_s, (ours_s, plain_s)

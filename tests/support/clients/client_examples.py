@@ -15,7 +15,7 @@ channel, with the service config, it sends the key and `traceparent` with every 
    "no_key" (without a key): ``{"event": "error", "call": "invalid", "code": "INVALID_ARGUMENT",
    "message": "…", "reason": "INVALID_REQUEST", "domain": "millstream.io", "retryable": false,
    "violations": [{"field": "…", "description": "…"}], "retry_delay_s": null}``;
-5. runs 9 Completes of 1 token: ``{"event": "balanced", "calls": 9}``.
+5. runs MILLSTREAM_CALLS (9) Completes of 1 token: ``{"event": "balanced", "calls": 9}``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import resource
 import secrets
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent import futures
@@ -41,7 +44,10 @@ from tests.support.processes.suite import ServiceProcess
 
 API_KEY = secrets.token_hex(16)
 FULL_MODEL = "full"
-_SERVICE_CONFIG = Path(service_config.__file__).with_name("recommended.json")
+RECOMMENDED = service_config.to_json(service_config.RECOMMENDED)
+ROUND_ROBIN = service_config.to_json(
+    {**service_config.RECOMMENDED, "loadBalancingConfig": [{"round_robin": {}}]}
+)
 _RUN_LIMIT_S = 60.0
 
 
@@ -100,8 +106,16 @@ class ExampleSuite:
                 calls.enter_context(_filled(processor.address))
             yield
 
-    def run(self, command: Sequence[str], *, retries: bool = True) -> Run:
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        retries: bool = True,
+        config: str = RECOMMENDED,
+        calls: int = 9,
+    ) -> Run:
         """Run an example to its end, and read what it printed."""
+        (file := self.folder / "service_config.json").write_text(config)
         trace_id = secrets.token_hex(16)
         addresses = [one.address for one in self.processors] + [self.broken] * retries
         settings = {
@@ -109,7 +123,8 @@ class ExampleSuite:
             "MILLSTREAM_API_KEY": API_KEY,
             "MILLSTREAM_MODEL": MODEL,
             "MILLSTREAM_FULL_MODEL": FULL_MODEL,
-            "MILLSTREAM_SERVICE_CONFIG": str(_SERVICE_CONFIG),
+            "MILLSTREAM_SERVICE_CONFIG": str(file),
+            "MILLSTREAM_CALLS": str(calls),
             "TRACEPARENT": f"00-{trace_id}-{secrets.token_hex(8)}-01",
         }
         done = subprocess.run(
@@ -123,6 +138,13 @@ class ExampleSuite:
         assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         events = [json.loads(line) for line in done.stdout.splitlines()]
         return Run(events, [_lines_of(one, trace_id) for one in self.processors])
+
+    def cpu_s(self, command: Sequence[str], config: str, calls: int) -> float:
+        """Run an example that makes so many calls; return the CPU time of its process."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.run(command, retries=False, config=config, calls=calls)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     def check_ask(self, command: Sequence[str | Path]) -> None:
         """Run a page's program: it asks a question, and says why the full model refuses."""
@@ -140,6 +162,25 @@ class ExampleSuite:
             )
             assert (done.returncode, done.stdout) == (code, out), done.stderr
             assert error in done.stderr
+
+    def check_cancel(self, command: Sequence[str | Path]) -> None:
+        """Run a page's program and end its answer as Ctrl-C does: it says what was generated."""
+        many = 400
+        program = subprocess.Popen(
+            [*command, self.processors[0].address, MODEL, str(many)],
+            env={**os.environ, "MILLSTREAM_API_KEY": API_KEY},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert program.stdout
+            assert program.stdout.read(1) == "A"
+            program.send_signal(signal.SIGINT)
+            out, _ = program.communicate(timeout=_RUN_LIMIT_S)
+        finally:
+            program.kill()
+        (count,) = re.findall(r"\n(\d+) tokens\n$", out)
+        assert (program.returncode, 0 < int(count) < many) == (0, True)
 
 
 def _lines_of(processor: ServiceProcess, trace_id: str) -> list[str]:

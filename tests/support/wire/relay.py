@@ -17,6 +17,8 @@ class Relay:
         self._flows = asyncio.Event()
         self._flows.set()
         self._refuses = False
+        self.refused = 0
+        """Connections that came after `cut`."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
 
@@ -41,6 +43,7 @@ class Relay:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refuses:
+            self.refused += 1
             writer.transport.abort()
             return
         try:
