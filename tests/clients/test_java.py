@@ -31,6 +31,7 @@ _JARS = [
         ),
     )
 ]
+_KOTLIN = Path("/usr/share/java/kotlin-stdlib.jar")
 # Debian has no grpc-services, and a google.rpc that is older than ErrorInfo.
 _OTHER_PROTOS = (
     "google/rpc/error_details.proto",
@@ -106,15 +107,35 @@ def _java(name: str, sources: Path, pattern: str, main: str) -> list[str]:
     return ["java", "-Xshare:auto", "-cp", _class_path(made, *libraries), main]
 
 
+def command() -> list[str]:
+    """Build the example; return how it is started."""
+    return _java("java-example", _EXAMPLE, "*.java", "Example")
+
+
 class TestJava(ExampleChecks):
     @pytest.fixture(scope="class")
     @classmethod
     def command(cls) -> list[str]:
-        return _java("java-example", _EXAMPLE, "*.java", "Example")
+        return command()
 
 
 def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
     example_suite.check_ask(_java("java-ask", _EXAMPLE / "ask", "**/*.java", "Ask"))
+
+
+def test_kotlins_program_asks_a_question(example_suite: ExampleSuite) -> None:
+    need("kotlinc", _KOTLIN)
+    libraries = _libraries()
+    source = _EXAMPLE / "kotlin" / "Ask.kt"
+
+    def build(folder: Path) -> None:
+        class_path = ["-cp", _class_path(*libraries), "-jvm-target", "1.8"]
+        run(["kotlinc", source, *class_path, "-d", folder], folder)
+
+    made = built("kotlin-ask", [_PROTOS, _PACKAGE, source], build)
+    command = ["java", "-Xshare:auto", "-cp", _class_path(made, _KOTLIN, *libraries), "AskKt"]
+    example_suite.check_ask(command)
+    example_suite.check_cancel(command)
 
 
 def test_the_tool_loop() -> None:

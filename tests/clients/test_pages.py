@@ -15,19 +15,21 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SHOWN = {
     "cpp": {"cpp": "*.cc", "cmake": "CMakeLists.txt"},
     "go": {"go": "**/*.go"},
-    "java": {"java": "**/*.java", "xml": "**/pom.xml"},
+    "java": {"java": "**/*.java", "xml": "**/pom.xml", "kotlin": "**/*.kt"},
     "php": {"php": "ask.php", "json": "composer.json"},
-    "ruby": {"ruby": "example.rb"},
+    "ruby": {"ruby": "*.rb"},
     "rust": {"rust": "**/*.rs", "toml": "Cargo.toml"},
-    "typescript": {"ts": "example.ts"},
+    "typescript": {"ts": "*.ts"},
 }
-_OTHER = {"sh", "kotlin"}
+_OTHER = {"sh", "gradle"}
 _WHOLE = {
     "cpp": ["CMakeLists.txt", "ask.cc"],
     "go": ["ask/main.go"],
-    "java": ["ask/pom.xml", "ask/src/main/java/Ask.java"],
+    "java": ["ask/pom.xml", "ask/src/main/java/Ask.java", "kotlin/Ask.kt"],
     "php": ["ask.php", "composer.json"],
+    "ruby": ["ask.rb"],
     "rust": ["Cargo.toml", "build.rs", "src/main.rs"],
+    "typescript": ["ask.ts"],
 }
 """Programs that a page has from the first line to the last; `test_LANGUAGE.py` runs them."""
 
@@ -66,6 +68,23 @@ def test_the_php_page_makes_the_stubs_that_its_program_uses(tmp_path: Path) -> N
     run(["bash", "-ec", commands], tmp_path)
     for name in re.findall(r"^use Millstream\\(.+);$", page, re.MULTILINE):
         assert (tmp_path / "src/Millstream" / f"{name.replace(chr(92), '/')}.php").exists()
+
+
+def test_the_cpp_pages_packages_need_no_recommended_ones() -> None:
+    """Containers install without: cmake only recommends make, protoc the library's headers."""
+    need("apt-cache")
+    (line,) = re.findall(r"`apt install (.+)`", (_PAGES / "cpp.md").read_text())
+    kinds = ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
+    command = ["apt-cache", "depends", "--recurse", *(f"--no-{kind}" for kind in kinds)]
+    found = run([*command, *line.split()], ROOT).stdout.splitlines()
+    assert {"g++", "make", "libgrpc++-dev", "libprotobuf-dev", "protobuf-compiler"} <= {*found}
+
+
+def test_the_rust_program_retries_what_a_lost_connection_had_queued() -> None:
+    program = (_CLIENTS / "rust/src/main.rs").read_text()
+    assert "Code::Unavailable" in program
+    assert "Code::Cancelled && std::error::Error::source(status).is_some()" in program
+    assert 'var("MILLSTREAM_API_KEY")?' not in program
 
 
 def test_the_rust_recipe_keeps_the_well_known_types() -> None:

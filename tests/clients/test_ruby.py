@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.clients.client_builds import ROOT, built, need, run
 from tests.support.clients.client_checks import ExampleChecks
+from tests.support.clients.client_examples import ExampleSuite
 
-_EXAMPLE = Path(__file__).parent / "ruby" / "example.rb"
+_PROGRAMS = Path(__file__).with_name("ruby")
 _DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
 _FILES = [
     f"millstream/v1/{name}.proto"
@@ -34,10 +35,20 @@ def _build(folder: Path) -> None:
     run(["grpc_tools_ruby_protoc", *made, *_FILES], folder)
 
 
+def command(name: str = "example.rb") -> list[str]:
+    """Make the stubs; return how a program is started."""
+    need("ruby", "grpc_tools_ruby_protoc")
+    stubs = built("ruby", [_DESCRIPTORS, Path(__file__)], _build)
+    return ["ruby", "-I", str(stubs), str(_PROGRAMS / name)]
+
+
+def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
+    example_suite.check_ask(command("ask.rb"))
+    example_suite.check_cancel(command("ask.rb"))
+
+
 class TestRuby(ExampleChecks):
     @pytest.fixture(scope="class")
     @classmethod
     def command(cls) -> list[str]:
-        need("ruby", "grpc_tools_ruby_protoc")
-        stubs = built("ruby", [_DESCRIPTORS, Path(__file__)], _build)
-        return ["ruby", "-I", str(stubs), str(_EXAMPLE)]
+        return command()

@@ -26,7 +26,7 @@ final class Example {
   private static final Gson JSON =
       new GsonBuilder().serializeNulls().disableHtmlEscaping().create();
   private static final String MODEL = System.getenv("MILLSTREAM_MODEL");
-  private static final int BALANCED_CALLS = 9;
+  private static final int BALANCED_CALLS = Integer.parseInt(System.getenv("MILLSTREAM_CALLS"));
 
   private final ManagedChannel channel;
   private final ClientInterceptor headers;

@@ -143,5 +143,6 @@ explain('invalid', complete(processor, prompt(options: invalid)))
 full = prompt(model: ENV.fetch('MILLSTREAM_FULL_MODEL'))
 explain('overloaded', complete(processor, full))
 explain('no_key', complete(processor, prompt, sent: {}))
-9.times { (error = complete(processor, prompt)) && raise(error) }
-print_event('balanced', calls: 9)
+calls = ENV.fetch('MILLSTREAM_CALLS').to_i
+calls.times { (error = complete(processor, prompt)) && raise(error) }
+print_event('balanced', calls: calls)

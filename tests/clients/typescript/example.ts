@@ -35,7 +35,7 @@ const health = new HealthClient("ipv4:", credentials.createInsecure(), {
 });
 
 function metadata(): Metadata {
-  const sent = new Metadata();
+  const sent = new Metadata({ waitForReady: true }); // of the service config grpc-js doesn't read it
   sent.set("authorization", `Bearer ${environment["MILLSTREAM_API_KEY"]}`);
   sent.set("traceparent", environment["TRACEPARENT"]!);
   return sent;
@@ -145,7 +145,7 @@ explain("invalid", await complete(prompt(invalid)));
 explain("overloaded", await complete(prompt(tokens(1), environment["MILLSTREAM_FULL_MODEL"])));
 explain("no_key", await complete(prompt(tokens(1)), { sent: new Metadata() }));
 let calls = 0;
-for (; calls < 9; calls++) {
+for (; calls < Number(environment["MILLSTREAM_CALLS"]); calls++) {
   const error = await complete(prompt(tokens(1)));
   if (error) throw error;
 }
