@@ -107,6 +107,9 @@ async def test_the_vendors_client_gets_the_same_whole_and_streamed(
         )
         assert (response.instructions, response.model) == ("Be kind.", "tiny")
         assert [tool.type for tool in response.tools] == ["function", "function", "custom"]
+        # OpenAI's description requires it; its client for Java checks that.
+        counted = response.usage.input_tokens_details.model_dump()
+        assert counted["cache_write_tokens"] == 0
         assert response.usage.output_tokens == len(SPOKEN) + 1
         assert response.usage.output_tokens_details.reasoning_tokens == len("<think>hm</think>")
 

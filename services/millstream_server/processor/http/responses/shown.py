@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from millstream_server.processor.turn import Turn
 
 
+class InputTokens(PromptTokens):
+    """Of the input's tokens; those written to a cache, which OpenAI bills, aren't counted here."""
+
+    cache_write_tokens: int = 0
+
+
 class ResponseUsage(msgspec.Struct):
     """Counts of tokens, as the Responses API has them."""
 
     input_tokens: int
-    input_tokens_details: PromptTokens
+    input_tokens_details: InputTokens
     output_tokens: int
     output_tokens_details: CompletionTokens
     total_tokens: int
@@ -150,7 +156,7 @@ def _usage_of(turn: Turn) -> ResponseUsage:
     prompt, completion = used.prompt_tokens, used.completion_tokens
     return ResponseUsage(
         prompt,
-        PromptTokens(used.cached_tokens),
+        InputTokens(used.cached_tokens),
         completion,
         CompletionTokens(used.reasoning_tokens),
         prompt + completion,
