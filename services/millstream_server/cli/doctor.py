@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +87,9 @@ def _run(args: argparse.Namespace) -> int:
             _print(console, finding)
         findings.append(finding.level)
     missing = Level.MISS in findings
-    if not args.json:
+    if not args.json and not missing and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        console.print("\nNothing is missing in this pod.")
+    elif not args.json:
         flags = [f"--engine {args.engine}"] if args.engine != "sglang" else []
         flags += [f"--{name}" for name in ("multimodal", "all") if getattr(args, name)]
         flags += [f"--model {args.model}"] if args.model else []
@@ -112,6 +116,9 @@ def _all(args: argparse.Namespace) -> Iterator[Finding]:
     yield machine.grpc_family()
     gpus = machine.gpus()
     yield machine.gpu_finding(gpus)
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        yield from _pod(has_gpu=bool(gpus))
+        return
     yield from _engine(args.engine, every_service=args.all, has_gpu=bool(gpus))
     yield machine.memory(
         has_gpu=bool(gpus),
@@ -135,6 +142,18 @@ def _all(args: argparse.Namespace) -> Iterator[Finding]:
         yield ok(f"a suite serves at {args.address}")
     else:
         yield warn(f"no suite serves at {args.address}", "start one with `millstream up`")
+
+
+def _pod(*, has_gpu: bool) -> Iterator[Finding]:
+    """Check a pod: its image has what its role needs, and no suite of `up` runs there."""
+    engines = [name for name in ("sglang", "vllm") if importlib.util.find_spec(name)]
+    if "sglang" in engines:
+        yield from machine.engine(has_gpu=has_gpu)
+    else:
+        yield ok("vllm is installed" if engines else "no engine: this is the Processor's image")
+    yield machine.memory(has_gpu=has_gpu, simulated=True)
+    yield machine.disk(Path.cwd())
+    yield machine.shared_memory(Path("/dev/shm"), "set shm.size of the pool")  # noqa: S108 - as above
 
 
 def _engine(engine: str, *, every_service: bool, has_gpu: bool) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib.metadata
 import importlib.util
@@ -30,6 +31,11 @@ _SIMULATED_SUITE_BYTES = GIB
 _DISK_BYTES = GIB
 _SHM_BYTES = GIB
 _NVIDIA_SMI_TIMEOUT_S = 20
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""What a container may use, and uses: cgroups of version 2, and of 1."""
 _OURS = "millstream"
 _GPU_RECIPE = "pip install 'millstream[gpu]'"
 _CPU_RECIPE = "run `make setup` in a checkout of Millstream"
@@ -143,12 +149,11 @@ def _available_memory(proc: Path, cgroup: Path) -> int | None:
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-    try:
-        limit = int((cgroup / "memory.max").read_text())
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # No cgroup v2, or "max".
-        return available
-    return min(available, limit - used)
+    for limit, used in _CGROUP_FILES:
+        with contextlib.suppress(OSError, ValueError):  # of the other version, or "max"
+            left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+            return min(available, left)
+    return available
 
 
 def disk(directory: Path) -> Finding:
@@ -160,7 +165,9 @@ def disk(directory: Path) -> Finding:
     return warn(text, "free some, or point --log-dir elsewhere")
 
 
-def shared_memory(directory: Path) -> Finding:
+def shared_memory(
+    directory: Path, advice: str = "in a container, start it with --shm-size=1g or more"
+) -> Finding:
     """Check the size of shared memory, which an engine's processes use."""
     if not directory.is_dir():
         return warn(f"there is no {directory}", "engines may fall back to slower ways, or fail")
@@ -168,7 +175,7 @@ def shared_memory(directory: Path) -> Finding:
     text = f"shared memory: {directory} has {total / GIB:.1f} GiB"
     if total >= _SHM_BYTES:
         return ok(text)
-    return warn(text, "in a container, start it with --shm-size=1g or more")
+    return warn(text, advice)
 
 
 def read_json(path: Path) -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import shutil
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def test_memory(
     found = machine.memory(has_gpu=has_gpu, **_memory(tmp_path, available, limit))
     assert found.level is level
     assert bool(found.next_step) is (level is not Level.OK)
+
+
+def test_memory_of_a_container_with_the_first_cgroups(tmp_path: Path) -> None:
+    files = _memory(tmp_path, 8)
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text(str(6 * 2**30))
+    (tmp_path / "memory/memory.usage_in_bytes").write_text(str(2**30))
+    assert machine.memory(has_gpu=False, **files).what == "memory: 5.0 GiB available"
 
 
 @pytest.mark.parametrize(
@@ -307,3 +317,20 @@ def test_it_runs_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no suite serves at 127.0.0.1:1" in shown
     for topic in ("Python", "grpcio", "memory", "disk", "shared memory", "ports", "model", "buf"):
         assert topic in shown
+
+
+def test_a_pod_gets_no_advice_for_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the Processor's image, which has no engine, and shared memory of 64 MiB."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    small = type("Usage", (), {"total": 1 << 26, "free": 1 << 33})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small)
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "no engine: this is the Processor's image" in shown
+    assert "-> set shm.size of the pool" in shown
+    assert shown.endswith("\nNothing is missing in this pod.\n")
+    for other in ("checkout", "millstream up", "ports", "demo/model"):
+        assert other not in shown
