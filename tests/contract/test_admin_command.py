@@ -16,7 +16,14 @@ from millstream_server.cli.admin.commands import COMMANDS
 from millstream_server.runtime.errors import (
     OperationConflictError,
 )
+from tests.support.processes.command_line import millstream
 from tests.support.processes.ports import free_port
+from tests.support.processor.fake_kubernetes import (
+    NAMESPACE,
+    FakeApiServer,
+    endpoint,
+    endpoint_slice,
+)
 from tests.support.worker.scripted_admin import ADMIN, DONE, ENGINE, admin, control
 
 DRAINING = {"stage": "OPERATION_STAGE_DRAINING", "openRequests": 3, "elapsed": "0.5s"}
@@ -339,3 +346,21 @@ async def test_the_suite_of_up_is_found_by_its_file(
         write(2**22 + 1, *workers)
         assert await admin("undrain", "--all", *logs) == 2
         assert "no suite of `millstream up` has its logs in" in capsys.readouterr().err
+
+
+async def test_all_workers_of_a_cluster_are_found_by_discovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeApiServer() as api, control(Undrain=[{"wasDrained": True}]) as one:
+        workers = (endpoint("127.0.0.1", ready=True), endpoint("127.0.0.2", ready=True))
+        api.put(endpoint_slice("llm-workers-1", *workers, service="llm-workers"))
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
+        port = one.address.partition(":")[2]
+        at = ("--workers", f"k8s:{NAMESPACE}/llm-workers", "--admin-port", port)
+        found = await millstream("admin", "undrain", "--all", *at)
+        twice = await millstream("admin", "undrain", "--admin", one.address, *at)
+    # Nobody listens at the second one's address.
+    assert found.out == f"127.0.0.1:{port}: back in service\n"
+    assert f"127.0.0.2:{port}: " in found.err
+    assert (found.code, len(one.received)) == (1, 1)
+    assert (twice.code, twice.err) == (2, "error: --workers is for --all, without --model\n")

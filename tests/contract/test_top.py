@@ -23,13 +23,21 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.discovery.sources import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
 from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_testing.fake_processor import FakeServer
 from millstream_testing.in_process import MODEL, suite, worker
 from millstream_testing.waiting import until
 from tests.support.clients.clients import tell_serving
-from tests.support.processes.command_line import Terminal
+from tests.support.processes.command_line import Terminal, millstream
 from tests.support.processes.ports import free_port
 from tests.support.processor.chats import chat, options
+from tests.support.processor.fake_kubernetes import (
+    NAMESPACE,
+    FakeApiServer,
+    endpoint,
+    endpoint_slice,
+)
+from tests.support.wire.certificates import Authority, SecretMount
 from tests.support.worker.scripted_admin import control
 
 SERVICE = "millstream.v1.WorkerService"
@@ -75,9 +83,11 @@ class PlayedWorker:
 
 
 @contextlib.asynccontextmanager
-async def played(port: int = 0, **fields: Any) -> AsyncIterator[PlayedWorker]:
+async def played(
+    port: int = 0, tls: ServerTls | None = None, **fields: Any
+) -> AsyncIterator[PlayedWorker]:
     one = PlayedWorker(**fields)
-    server = Server((SERVICE,), ServerOptions(max_receive_bytes=4 << 20))
+    server = Server((SERVICE,), ServerOptions(max_receive_bytes=4 << 20, tls=tls))
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(one, server.methods)  # type: ignore[arg-type]
     one.address = f"127.0.0.1:{await server.listen(f'127.0.0.1:{port}')}"
     await tell_serving(server, serving=one.serves and one.progress is None)
@@ -186,6 +196,41 @@ async def test_nobody_there_is_code_1(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert f"{nobody}: unreachable for 0 s: " in out
     assert "Connection refused" in out
+
+
+async def test_a_cluster_is_shown_by_its_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every Processor and worker; TLS by the names that the chart's certificates have."""
+    authority, tls, addresses = Authority(), [], {}
+    async with contextlib.AsyncExitStack() as stack:
+        api = await stack.enter_async_context(FakeApiServer())
+        for role in ("workers", "processors"):
+            files = SecretMount(tmp_path / role)
+            files.put(authority.issue(f"llm-{role}.{NAMESPACE}.svc"))
+            tls = ["--tls-ca-file", str(files.ca)]
+            own = ServerTls(TlsFiles(files.cert, files.key, None))
+            made = [await stack.enter_async_context(played(tls=own)) for _ in range(2)]
+            addresses[role] = sorted(one.address for one in made)
+            for address in addresses[role]:
+                ports = [{"name": "grpc", "port": int(address.partition(":")[2])}]
+                pod = endpoint("127.0.0.1", ready=True)
+                name = f"llm-{role}"
+                api.put(endpoint_slice(address, pod, ports=ports, service=name))
+        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path / "kubeconfig")))
+        of = {role: f"k8s:{NAMESPACE}/llm-{role}" for role in addresses}
+        at = ("--workers", of["workers"], "--address", of["processors"], *tls)
+        once = ("top", "--once", "--json", "--interval", "0.2", "--timeout-s", "15")
+        shown = await millstream(*once, *at)
+        other = await millstream(*once, *at, "--worker-tls-name", "other.example")
+    said = json.loads(shown.out)
+    workers = [(one["address"], one["health"]) for one in said["workers"]]
+    assert workers == [(address, "serving") for address in addresses["workers"]]
+    front = [(one["address"], one["problem"]) for one in said["processors"]]
+    # Played: it has no load reports, but TLS had no objection.
+    assert [address for address, _ in front] == addresses["processors"]
+    assert all("has no method xds.service.orca" in problem for _, problem in front)
+    assert all("other.example" in one["problem"] for one in json.loads(other.out)["workers"])
 
 
 async def test_a_processor_is_no_worker(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def needed(source: End, target: End, port: int) -> bool:
         engines = port == RANDOM
         return (
             (roles[0] == "processor" and roles[1] in WORKERS and port == GRPC)
-            or (roles == ("test", "processor") and port == GRPC)
+            or (roles[0] in {"test", "processor"} and roles[1] == "processor" and port == GRPC)
             or (_kv(source, target) and (engines or (roles[1] == "prefill" and port == BOOTSTRAP)))
             or (_fetches(source, target) and (engines or port == GRPC))
             or (_fetches(target, source) and engines)

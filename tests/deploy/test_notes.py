@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from millstream_server.cli.main import make_parser
+from millstream_server.routing.discovery.sources import make_discovery
 from tests.support.deploy.deploy_tools import CHART, Helm
 
 PLAIN: tuple[str, ...] = ()
@@ -67,3 +68,23 @@ def test_the_chat_command_is_one_that_there_is(helm4: Helm, sets: tuple[str, ...
     parsed = make_parser().parse_args(shlex.split(line))
     assert parsed.address == "localhost:50051"
     assert bool(parsed.tls_ca_file) is bool(sets)
+
+
+@pytest.mark.parametrize("kind", ["dns", "endpointslices"])
+@pytest.mark.parametrize("sets", [PLAIN, SECURED], ids=["plain", "secured"])
+def test_the_commands_in_pods_are_ones_that_there_are(
+    helm4: Helm, sets: tuple[str, ...], kind: str
+) -> None:
+    """`test_top.py` runs the first against Processors and workers that such discovery finds."""
+    notes, objects = _install(helm4, (*sets, f"discovery.kind={kind}"))
+    top, *admin = (shlex.split(line)[1:] for line in re.findall(r" -- (millstream .+)", notes))
+    args = make_parser().parse_args(top)
+    services = {o["metadata"]["name"] for o in objects if o["kind"] == "Service"}  # type: ignore[index]
+    found = {args.workers, args.address}
+    assert {re.split(r"[:/.]", entry)[1 if kind == "dns" else 2] for entry in found} < services
+    make_discovery([entry for entry in found if kind == "dns"] or ["127.0.0.1:1"])
+    secured = sets is SECURED
+    assert bool(args.worker_tls_name) is bool(args.tls_cert_file) is secured
+    assert [make_parser().parse_args(line).admin for line in admin] == (
+        [] if secured else [["127.0.0.1:9564"]]
+    )

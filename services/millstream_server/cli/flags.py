@@ -97,6 +97,14 @@ def add_tls(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def tls_name_of(entries: str) -> str:
+    """Return what the chart's certificates are for, of "k8s:NAMESPACE/SERVICE" or "dns:…"."""
+    if found := re.search(r"k8s:([-a-z0-9]+)/([-a-z0-9]+)", entries):
+        return f"{found[2]}.{found[1]}.svc"
+    found = re.search(r"dns:([-a-z0-9.]+\.svc)\b", entries)
+    return found[1] if found else ""
+
+
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """Add the flags for TLS and for the API key."""
     add_tls(parser)

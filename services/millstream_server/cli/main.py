@@ -189,7 +189,7 @@ def _add_top(commands: Commands) -> None:
         "Show the Processor, workers and their load in tables that renew themselves.",
         _TOP_NOTES,
         "millstream top",
-        "millstream top --workers k8s:shop/decode,k8s:shop/prefill --sort kv",
+        "millstream top --workers k8s:shop/llm-workers --address k8s:shop/llm-processors --sort kv",
         "millstream top --once --json --workers 127.0.0.1:50061,127.0.0.1:50071",
     )
     flag(
@@ -199,7 +199,7 @@ def _add_top(commands: Commands) -> None:
         "the Processor (default: the suite of `millstream up`)",
         default="",
     )
-    add_address(parser, "the Processor, to show what waits there too", "")
+    add_address(parser, "Processors, to show what waits there too, also k8s:NAMESPACE/SERVICE", "")
     add_log_dir(parser, "that suite's, as `millstream up` was told")
     flag(
         parser,
@@ -213,6 +213,8 @@ def _add_top(commands: Commands) -> None:
     flag(parser, "--json", "print a line of JSON each time")
     add_timeout(parser, 5.0, "with --once: longest time to wait for what workers tell")
     add_connection(parser)
+    name = "name in the workers' certificates (default: --tls-server-name, else the chart's)"
+    flag(parser, "--worker-tls-name NAME", name, default="")
 
 
 def _interval(text: str) -> float:

@@ -18,7 +18,7 @@ from tests.support.processes.ports import free_port
 
 NAMESPACE = "shop"
 SERVICE = "workers"
-LABEL = f"kubernetes.io/service-name={SERVICE}"
+LABEL = "kubernetes.io/service-name"
 
 
 def endpoint(address: str, pod: str = "", **conditions: bool | None) -> dict[str, Any]:
@@ -36,10 +36,11 @@ def endpoint_slice(
     *endpoints: dict[str, Any],
     ports: Sequence[dict[str, Any]] | None = None,
     family: str = "IPv4",
+    service: str = SERVICE,
 ) -> dict[str, Any]:
     """Make one; its port is named grpc unless told otherwise."""
     return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": SERVICE}},
+        "metadata": {"name": name, "labels": {LABEL: service}},
         "addressType": family,
         "endpoints": list(endpoints) or None,
         "ports": [{"name": "grpc", "port": 50051, "protocol": "TCP"}] if ports is None else ports,
@@ -47,7 +48,7 @@ def endpoint_slice(
 
 
 class FakeApiServer:
-    """Serves the slices of one service in one namespace."""
+    """Serves the slices of one namespace; a list has those of its service, a watch all."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.port = free_port()
@@ -172,16 +173,19 @@ class FakeApiServer:
             return _status(401, "Unauthorized")
         if verb in self.refused:
             return _status(self.refused[verb], "refused by the test")
-        assert request.query["labelSelector"] == LABEL
-        return await self._watch(request) if verb == "watch" else self._list()
+        label, _, service = request.query["labelSelector"].partition("=")
+        assert label == LABEL
+        return await self._watch(request) if verb == "watch" else self._list(service)
 
-    def _list(self) -> web.Response:
+    def _list(self, service: str) -> web.Response:
         if self.raw_list is not None:
             return web.Response(text=self.raw_list)
         content = {
             "kind": "EndpointSliceList",
             "metadata": {"resourceVersion": str(self._version)},
-            "items": list(self._slices.values()),
+            "items": [
+                one for one in self._slices.values() if one["metadata"]["labels"][LABEL] == service
+            ],
         }
         return web.json_response(content)
 

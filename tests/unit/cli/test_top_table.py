@@ -110,7 +110,7 @@ def test_percent() -> None:
 
 def test_json_has_numbers_and_nulls() -> None:
     rows = Meter().rows(_states(), 100.0)
-    read = json.loads(json.dumps(as_object(rows, model_rows(rows), None, "now")))
+    read = json.loads(json.dumps(as_object(rows, model_rows(rows), (), "now")))
     one, lost = read["workers"]
     assert (one["running"], one["hits"], one["tokens_per_s"]) == (2, 0.25, None)
     assert (one["name"], one["adapters"], one["since_progress_s"]) == ("decode-1", ["sql"], 0.25)

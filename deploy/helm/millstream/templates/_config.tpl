@@ -98,12 +98,17 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 
 {{/* The Processor's `workers`, as a JSON list. Takes the root context. */}}
 {{- define "millstream.workerAddresses" -}}
-{{- $service := include "millstream.fit" (list . "workers") -}}
-{{- $own := printf "dns:%s.%s.svc.%s:50051" $service .Release.Namespace .Values.clusterDomain -}}
-{{- if eq .Values.discovery.kind "endpointslices" -}}
-{{- $own = printf "k8s:%s/%s" .Release.Namespace $service -}}
+{{- prepend .Values.discovery.extraWorkers (include "millstream.discovered" (list . "workers")) | toJson -}}
 {{- end -}}
-{{- prepend .Values.discovery.extraWorkers $own | toJson -}}
+
+{{/* How the pods of a headless service are found. Takes (list $root "workers"). */}}
+{{- define "millstream.discovered" -}}
+{{- $root := index . 0 -}}
+{{- if eq $root.Values.discovery.kind "endpointslices" -}}
+k8s:{{ $root.Release.Namespace }}/{{ include "millstream.fit" . }}
+{{- else -}}
+dns:{{ include "millstream.fit" . }}.{{ $root.Release.Namespace }}.svc.{{ $root.Values.clusterDomain }}:50051
+{{- end -}}
 {{- end -}}
 
 {{/* A decode pool's mode: disaggregated where the model has prefill workers of its engine, unless it says otherwise. */}}

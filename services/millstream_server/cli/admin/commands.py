@@ -319,6 +319,9 @@ def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
     what = "workers" if entry.of_workers else "servers"
     flag(group, "--all", f"all {what} of the suite that `millstream up` runs")
     flag(group, "--model NAME", "with --all: only workers of this model", default="")
+    workers = "with --all: a cluster's workers, such as k8s:NAMESPACE/SERVICE, as for `top`"
+    flag(group, "--workers W[,W…]", workers, default="")
+    flag(group, "--admin-port PORT", "theirs (default: %(default)s)", type=_whole(1), default=9564)
     add_log_dir(group, "the suite's, as `millstream up` was told")
 
 

@@ -25,17 +25,21 @@ from millstream_server.cli.flags import (
     fail,
     read_admin_key,
     read_tls,
+    tls_name_of,
 )
 from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
+from millstream_server.routing.discovery.sources import make_discovery
+from millstream_server.runtime.settings import SettingsError
 
 _FAILED = 1
 _AFTER_INTERRUPT = (
     "interrupted: an operation that hasn't begun to change the engine is undone, a later one is "
     "finished; `millstream admin status` shows which"
 )
+_DISCOVERY_S = 10.0
 
 
-def _servers(args: argparse.Namespace) -> list[tuple[str, Destination]]:
+async def _servers(args: argparse.Namespace) -> list[tuple[str, Destination]]:
     """Return the servers that the flags name, each with what its lines of output begin with.
 
     Raises:
@@ -51,6 +55,13 @@ def _servers(args: argparse.Namespace) -> list[tuple[str, Destination]]:
     if args.model and not args.all:
         raise ValueError("--model chooses among the workers of --all; --admin needs none")
     base = read_tls(argparse.Namespace(**{**vars(args), "address": ""}))
+    other = read_admin_key()
+    if args.workers:
+        if args.admin or args.model:
+            raise ValueError("--workers is for --all, without --model")
+        name = base.server_name or tls_name_of(args.workers)
+        base = replace(base, server_name=name, api_key=other)
+        return [(each, replace(base, address=each)) for each in await _discovered(args)]
     try:
         suite = find_suite(args.log_dir)
     except NoSuiteError:
@@ -59,12 +70,21 @@ def _servers(args: argparse.Namespace) -> list[tuple[str, Destination]]:
         suite = RunningSuite(())
     named = _all(args, suite) if args.all else [_named(suite, text) for text in args.admin]
     key_of = {service.admin: suite.admin_key for service in suite.services}
-    other = read_admin_key()
     servers = []
     for label, address in named:
         key = key_of.get(address.replace("localhost:", "127.0.0.1:"), other)
         servers.append((label, replace(base, address=address, api_key=key)))
     return servers
+
+
+async def _discovered(args: argparse.Namespace) -> list[str]:
+    """Return the admin addresses of the workers that discovery names first."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCOVERY_S):
+            async for found in make_discovery(args.workers.split(",")).watch():
+                if found:
+                    return [f"{one.rpartition(':')[0]}:{args.admin_port}" for one in sorted(found)]
+    raise ValueError(f"--workers: none was found within {_DISCOVERY_S:.0f} s")
 
 
 def _all(args: argparse.Namespace, suite: RunningSuite) -> list[tuple[str, str]]:
@@ -99,10 +119,10 @@ def operate(args: argparse.Namespace) -> int:
 async def _operate(args: argparse.Namespace) -> int:
     async with contextlib.AsyncExitStack() as stack:
         try:
-            servers = _servers(args)
+            servers = await _servers(args)
             calls = make_calls(args, len(servers))
             clients = [await stack.enter_async_context(connect(server)) for _, server in servers]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SettingsError) as error:
             return fail(error, WRONG_USAGE)
         output: Output = JsonOutput() if args.json else TextOutput(several=len(servers) > 1)
         works = [

@@ -6,7 +6,8 @@ They come from its load reports (ORCA), which its own port has, so that an addre
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
 from millstream_client.errors import from_rpc_error
 from millstream_server.cli.client import connect
 from millstream_server.cli.flags import Destination, explain_tls
+from millstream_server.routing.discovery.sources import Discovery
 
 _AGAIN_S = 0.5
 _LEAST_REPORT_S = 0.5
@@ -103,3 +105,43 @@ class ProcessorWatch:
     def _lost(self, why: str) -> None:
         self._report, self._before = None, None
         self._problem = " ".join((explain_tls(why, self._server) or why).split())
+
+
+class Processors:
+    """Follows the Processors that discovery names; `aclose` it."""
+
+    def __init__(self, discovery: Discovery, server: Destination, interval_s: float) -> None:
+        """Connect to each as to ``server``."""
+        self._server = server
+        self._interval_s = interval_s
+        self._watches: dict[str, ProcessorWatch] = {}
+        self._found = False
+        self._finding = asyncio.ensure_future(self._follow(discovery))
+
+    @property
+    def settled(self) -> bool:
+        return self._found and all(watch.settled for watch in self._watches.values())
+
+    def rows(self) -> Sequence[ProcessorRow]:
+        """Return what is known of each.
+
+        Raises:
+            ValueError: an address can't be called.
+        """
+        if self._finding.done():
+            self._finding.result()
+        return [self._watches[address].row() for address in sorted(self._watches)]
+
+    async def aclose(self) -> None:
+        self._finding.cancel()
+        await asyncio.gather(self._finding, return_exceptions=True)
+        await asyncio.gather(*(watch.aclose() for watch in self._watches.values()))
+
+    async def _follow(self, discovery: Discovery) -> None:
+        async for addresses in discovery.watch():
+            for address in addresses - self._watches.keys():
+                server = replace(self._server, address=address)
+                self._watches[address] = ProcessorWatch(server, self._interval_s)
+            self._found = True
+            for address in self._watches.keys() - addresses:
+                await self._watches.pop(address).aclose()

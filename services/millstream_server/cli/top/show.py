@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -18,9 +19,9 @@ from rich.console import Console
 from rich.live import Live
 
 from millstream_server.cli.answers import open_console
-from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection
+from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection, tls_name_of
 from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
-from millstream_server.cli.top.processor import ProcessorRow, ProcessorWatch
+from millstream_server.cli.top.processor import ProcessorRow, Processors
 from millstream_server.cli.top.rows import Meter, ModelRow, Reach, Row, model_rows, sort_rows
 from millstream_server.cli.top.table import as_object, draw, signs_of
 from millstream_server.cli.top.workers import Workers
@@ -30,11 +31,13 @@ from millstream_server.runtime.settings import SettingsError
 _SETTLE_TICK_S = 0.02
 _FIRST_TABLE_S = 1.0
 """Longest wait before the first table of many; a worker that hangs must not hide the others."""
-_LINES_OF_PROCESSOR = 3
+_LINES_OF_PROCESSORS = 2
+_DISCOVERED = re.compile(r"(k8s|dns|file):(?!//)")
 _LINES_BESIDE = 6
 """Of the screen: headings, and a line for problems or for what doesn't fit."""
 
-Print = Callable[[list[Row], list[ModelRow], ProcessorRow | None], None]
+Fronts = Sequence[ProcessorRow]
+Print = Callable[[list[Row], list[ModelRow], Fronts], None]
 
 
 def show(args: argparse.Namespace) -> int:
@@ -51,16 +54,18 @@ async def _show(args: argparse.Namespace) -> int:
         discovery, suite = _discovery(args)
         address = args.address or suite.processor_address
         async with contextlib.AsyncExitStack() as stack:
-            workers = Workers(discovery, server, args.interval, suite)
+            name = args.worker_tls_name or server.server_name or tls_name_of(args.workers)
+            its = replace(server, server_name=name)
+            workers = Workers(discovery, its, args.interval, suite)
             stack.push_async_callback(workers.aclose)
-            front = None
-            if address:
-                front = ProcessorWatch(replace(server, address=address), args.interval)
-                stack.push_async_callback(front.aclose)
+            make = make_discovery if _DISCOVERED.match(address) else StaticDiscovery
+            its = replace(server, server_name=server.server_name or tls_name_of(address))
+            front = Processors(make(address.split(",") if address else ()), its, args.interval)
+            stack.push_async_callback(front.aclose)
             return await (_once if args.once else _forever)(workers, front, args)
     except BrokenPipeError:  # the reader of our output has left
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SettingsError) as error:
         return fail(error, WRONG_USAGE)
 
 
@@ -71,14 +76,10 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, RunningSuite]:
         except NoSuiteError as error:
             raise ValueError(f"{error}; or name workers with --workers") from error
         return StaticDiscovery([worker.address for worker in suite.workers]), suite
-    entries = [entry.strip() for entry in args.workers.split(",") if entry.strip()]
-    try:
-        return make_discovery(entries), RunningSuite(())
-    except SettingsError as error:
-        raise ValueError(str(error)) from error
+    return make_discovery(args.workers.replace(" ", "").split(",")), RunningSuite(())
 
 
-async def _once(workers: Workers, front: ProcessorWatch | None, args: argparse.Namespace) -> int:
+async def _once(workers: Workers, front: Processors, args: argparse.Namespace) -> int:
     """Wait for what workers tell, measure for an interval, and print."""
     await _settle(workers, front, args.timeout_s)
     meter = Meter()
@@ -88,22 +89,22 @@ async def _once(workers: Workers, front: ProcessorWatch | None, args: argparse.N
     if reached:
         await asyncio.sleep(args.interval)
     rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
-    _printer(args, open_console())(rows, model_rows(rows), front.row() if front else None)
+    _printer(args, open_console())(rows, model_rows(rows), front.rows())
     if not rows:
         print("no worker was found", file=sys.stderr)
     return 0 if reached else 1
 
 
-async def _settle(workers: Workers, front: ProcessorWatch | None, timeout_s: float) -> None:
+async def _settle(workers: Workers, front: Processors, timeout_s: float) -> None:
     """Wait until workers have told what they can tell soon, so that no empty table is printed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while not (workers.settled and (front is None or front.settled)):
+            while not (workers.settled and front.settled):
                 workers.states()
                 await asyncio.sleep(_SETTLE_TICK_S)
 
 
-async def _forever(workers: Workers, front: ProcessorWatch | None, args: argparse.Namespace) -> int:
+async def _forever(workers: Workers, front: Processors, args: argparse.Namespace) -> int:
     console = open_console()
     meter = Meter()
     with contextlib.ExitStack() as stack:
@@ -115,7 +116,7 @@ async def _forever(workers: Workers, front: ProcessorWatch | None, args: argpars
         await _settle(workers, front, _FIRST_TABLE_S)
         while True:
             rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
-            print_(rows, model_rows(rows), front.row() if front else None)
+            print_(rows, model_rows(rows), front.rows())
             await asyncio.sleep(args.interval)
 
 
@@ -123,8 +124,13 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
     live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
     signs = signs_of(console.encoding)
 
-    def print_(rows: list[Row], models: list[ModelRow], front: ProcessorRow | None) -> None:
-        lines = console.height - len(models) - _LINES_BESIDE - (_LINES_OF_PROCESSOR if front else 0)
+    def print_(rows: list[Row], models: list[ModelRow], fronts: Fronts) -> None:
+        lines = (
+            console.height
+            - len(models)
+            - _LINES_BESIDE
+            - (_LINES_OF_PROCESSORS + len(fronts) if fronts else 0)
+        )
         fitting, used = 0, 0
         for row in rows:
             used += 1 + (len(row.ranks) if len(row.ranks) > 1 else 0) + bool(row.state.problem)
@@ -133,7 +139,7 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
             draw(
                 rows,
                 models,
-                front=front,
+                fronts=fronts,
                 now_s=time.monotonic(),
                 signs=signs,
                 max_rows=max(1, fitting),
@@ -148,14 +154,16 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
 def _printer(args: argparse.Namespace, console: Console) -> Print:
     signs = signs_of(console.encoding)
 
-    def print_json(rows: list[Row], models: list[ModelRow], front: ProcessorRow | None) -> None:
+    def print_json(rows: list[Row], models: list[ModelRow], fronts: Fronts) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        print(json.dumps(as_object(rows, models, front, now)), flush=True)
+        print(json.dumps(as_object(rows, models, fronts, now)), flush=True)
 
-    def print_table(rows: list[Row], models: list[ModelRow], front: ProcessorRow | None) -> None:
+    def print_table(
+        rows: list[Row], models: list[ModelRow], fronts: Sequence[ProcessorRow]
+    ) -> None:
         width = console.width if console.is_terminal else None
         now_s = time.monotonic()
-        console.print(draw(rows, models, front=front, now_s=now_s, signs=signs, width=width))
+        console.print(draw(rows, models, fronts=fronts, now_s=now_s, signs=signs, width=width))
         if not args.once:
             console.print()
 

@@ -42,19 +42,19 @@ def draw(
     rows: Sequence[Row],
     models: Sequence[ModelRow],
     *,
-    front: ProcessorRow | None = None,
+    fronts: Sequence[ProcessorRow] = (),
     now_s: float,
     signs: str,
     max_rows: int | None = None,
     width: int | None = None,
 ) -> Group:
-    """Draw the Processor, the workers, what is wrong with them, and the models.
+    """Draw the Processors, the workers, what is wrong with them, and the models.
 
     ``max_rows``: workers at most. ``width``: columns of the screen; what says least is left out
     until the tables fit. None: any number.
     """
     shown = rows[:max_rows]
-    parts: list[Table | Text] = _processor(front, width) if front else []
+    parts = _processors(fronts, width) if fronts else []
     parts.append(_table(width, lambda hidden: _workers(shown, signs, hidden)))
     if len(shown) < len(rows):
         parts.append(Text(f"and {len(rows) - len(shown)} more; --once prints all"))
@@ -64,20 +64,23 @@ def draw(
     return Group(*parts)
 
 
-def _processor(front: ProcessorRow, width: int | None) -> list[Table | Text]:
-    ttft = _NOTHING if front.ttft_s is None else f"{front.ttft_s * 1000:.0f} ms"
-    cells = {
-        "processor": front.address,
-        "run": _number(front.running),
-        "queue": _number(front.queued),
-        "requests/s": _rate(front.requests_per_s),
-        "failed/s": _rate(front.failed_per_s),
-        "TTFT": ttft,
-    }
-    parts: list[Table | Text] = [_table(width, lambda _: [_Line(dict(cells))])]
-    if front.problem:
-        parts.append(Text(f"{front.address}: {front.problem}", style="red"))
-    return [*parts, Text("")]
+def _processors(fronts: Sequence[ProcessorRow], width: int | None) -> list[Table | Text]:
+    lines = [
+        _Line(
+            {
+                "processor": front.address,
+                "run": _number(front.running),
+                "queue": _number(front.queued),
+                "requests/s": _rate(front.requests_per_s),
+                "failed/s": _rate(front.failed_per_s),
+                "TTFT": _NOTHING if front.ttft_s is None else f"{front.ttft_s * 1000:.0f} ms",
+            }
+        )
+        for front in fronts
+    ]
+    problems = [f"{front.address}: {front.problem}" for front in fronts if front.problem]
+    said = [Text(line, style="red") for line in problems]
+    return [_table(width, lambda _: lines), *said, Text("")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +229,13 @@ def _progress(idle_s: float | None) -> str:
 
 
 def as_object(
-    rows: Sequence[Row], models: Sequence[ModelRow], front: ProcessorRow | None, time: str
+    rows: Sequence[Row], models: Sequence[ModelRow], fronts: Sequence[ProcessorRow], time: str
 ) -> dict[str, Any]:
     """Return everything as JSON takes it; rates of 0 to 1, times in seconds, null: not known."""
     return {
         "time": time,
-        "processor": _fields(front) if front else None,
+        "processor": _fields(fronts[0]) if fronts else None,
+        "processors": list(map(_fields, fronts)),
         "workers": [{**_fields(row), "ranks": list(map(_fields, row.ranks))} for row in rows],
         "models": list(map(_fields, models)),
     }

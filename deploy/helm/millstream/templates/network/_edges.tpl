@@ -2,7 +2,7 @@
 Who of the release connects to whom, as a YAML list of {name, from, to, ports}; `from` and `to` are
 {components, labels}, and `from` opens the connection. Takes the root context.
 
-  - the Processor to workers, the pod of `helm test` to the Processor;
+  - the Processor to workers; the pod of `helm test`, and `millstream top` in a Processor's pod, to Processors;
   - prefill and decode workers of a model, both ways: the decode worker asks the prefill worker's
     bootstrap server (vLLM: the side channel of NIXL), each tells the other's ZMQ socket how far it
     is, NIXL connects from the side that writes;
@@ -18,7 +18,7 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
   to: {components: [encode, prefill, decode, diffusion, embedding]}
   ports: [grpc]
 - name: to-processor
-  from: {components: [test]}
+  from: {components: [test, processor]}
   to: {components: [processor]}
   ports: [grpc]
 {{- end -}}
