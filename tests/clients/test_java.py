@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,8 +124,8 @@ def test_the_pages_program_asks_a_question(example_suite: ExampleSuite) -> None:
     example_suite.check_ask(_java("java-ask", _EXAMPLE / "ask", "**/*.java", "Ask"))
 
 
+@pytest.mark.skipif(shutil.which("kotlinc") is None, reason="apt-get install kotlin: 290 MB")
 def test_kotlins_program_asks_a_question(example_suite: ExampleSuite) -> None:
-    need("kotlinc", _KOTLIN)
     libraries = _libraries()
     source = _EXAMPLE / "kotlin" / "Ask.kt"
 
