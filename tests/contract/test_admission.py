@@ -20,6 +20,7 @@ from millstream.v1 import (
     processor_pb2_grpc,
     sampling_pb2,
 )
+from millstream_server.control.engine import Role
 from millstream_server.processor.admission import AdmissionQueue, QueueLimits
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.output import Pacer
@@ -60,6 +61,10 @@ LENGTH = generation_pb2.FINISH_REASON_LENGTH
 TWO = replace(ALPHABET, step_s=0.01, max_running_requests=2)
 ENDLESS = options(400)
 HIGH, LOW = processor_pb2.REQUEST_PRIORITY_HIGH, processor_pb2.REQUEST_PRIORITY_LOW
+
+
+FEW_TOKENS = replace(ALPHABET, block_size=4, total_blocks=30)
+"""The worker refuses more than 480 prompt tokens at once."""
 
 
 class Counted:
@@ -607,6 +612,23 @@ async def test_what_conversations_say_is_bounded_in_bytes(text_model: TextModel)
 
 
 # ---- a worker's own limits
+
+
+@pytest.mark.parametrize("roles", [[Role.AGGREGATED], [Role.PREFILL, Role.DECODE]], ids=len)
+async def test_prompts_above_a_workers_bound_wait(text_model: TextModel, roles: list[Role]) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(worker(replace(FEW_TOKENS, role=role)))
+            for role in roles
+        ]
+        limits = RequestLimits(queue=QueueLimits())
+        made = front(text_model, workers, limits, RpcLimits(), len(workers))
+        one = await stack.enter_async_context(made)
+        prompts = [f"{letter}" * 100 for letter in "ABCDEFGHIJKL"]
+        asked = [gather(one.stub.Complete(completion(text, options(2)))) for text in prompts]
+        answers = await asyncio.gather(*asked)
+        assert [answer.usage.prompt_tokens for answer in answers] == [100] * len(prompts)
+        await one.empty()
 
 
 def _limit(one: InProcessWorker, **limits: int) -> None:

@@ -576,6 +576,34 @@ def test_a_caller_with_very_many_running_waits_while_the_process_is_full() -> No
     assert queue.running == 1023 + 5
 
 
+# ---- prompt tokens
+
+
+async def test_prompts_above_what_workers_take_wait_in_order() -> None:
+    most = 100
+    queue = AdmissionQueue("unit", QueueLimits(), lambda: 9, open_tokens=lambda: most)
+    (first,) = enter(queue, prompt=40)
+    (second,) = enter(queue, prompt=60)
+    (long,) = enter(queue, prompt=70)
+    (short,) = enter(queue, prompt=1)
+    assert [each.runs for each in (first, second, long, short)] == [True, True, False, False]
+    first.leave()
+    assert long.waits, "60 and 70 are more than 100"
+    assert short.waits, "it isn't overtaken, or it could wait for ever"
+    most = 131
+    queue.changed()
+    assert [long.runs, short.runs] == [True, True]
+
+
+async def test_a_prompt_longer_than_what_workers_take_runs_alone() -> None:
+    queue = AdmissionQueue("unit", QueueLimits(), lambda: 9, open_tokens=lambda: 100)
+    (longest,) = enter(queue, prompt=500)
+    (next_one,) = enter(queue, prompt=1)
+    assert [longest.runs, next_one.runs] == [True, False]
+    longest.leave()
+    assert next_one.runs
+
+
 # ---- anything in any order
 
 

@@ -22,6 +22,7 @@ from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import ServingError
 
 _COMPLETES = frozenset({Task.COMPLETE})
+_OPEN_CACHES = 4
 _BY_DIFFUSION = frozenset({Task.COMPLETE, Task.GENERATE_TEXT})
 
 
@@ -59,6 +60,11 @@ class GeneratorInfo(EngineInfo):
     """Whether adapters can be loaded and used."""
     tells_kv: bool = False
     """Whether it tells what its prefix cache holds (`kv_cache.events.KvEventSource`)."""
+
+    @property
+    def most_open_tokens(self) -> int:
+        """Most prompt tokens of open requests, unless the worker's settings say otherwise."""
+        return _OPEN_CACHES * self.total_blocks * self.block_size
 
     def tasks(self, role: Role) -> frozenset[Task]:
         return _BY_DIFFUSION if role is Role.DIFFUSION else _COMPLETES

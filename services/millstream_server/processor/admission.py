@@ -1,10 +1,10 @@
 """Admission: which request runs now, which waits, which is refused.
 
-Capacity is counted in units: a request for n choices takes n. A request that fits runs at once;
-others wait, limited in number and in tokens. They are admitted by priority, then callers by turns.
-Above the limits lower priorities lose their last ones, then the caller who has most waiting of the
-same priority. A wide request at the head isn't overtaken by narrow ones behind it, or it could wait
-for ever.
+Capacity is counted in units: a request for n choices takes n; and in prompt tokens, of which the
+workers refuse more than a bound. A request that fits runs at once; others wait, limited in number
+and in tokens. They are admitted by priority, then callers by turns. Above the limits lower
+priorities lose their last ones, then the caller who has most waiting of the same priority. A wide
+request, or a long one, at the head isn't overtaken by others behind it, or it could wait for ever.
 
 A request that has been overtaken by `MAX_OVERTAKEN` later ones in a row is next, whatever its
 priority. A priority that rises with time would be worse: after some time a long queue of low
@@ -79,7 +79,7 @@ class Admission:
     """
 
     __slots__ = ("_decided", "_error", "_leave", "_timeout_s", "caller", "number", "priority",
-                 "since_s", "state", "tokens", "units")  # fmt: skip
+                 "prompt", "since_s", "state", "tokens", "units")  # fmt: skip
 
     def __init__(
         self,
@@ -89,6 +89,7 @@ class Admission:
         *,
         units: int,
         tokens: int,
+        prompt: int,
         priority: Priority,
         timeout_s: float | None,
         caller: str,
@@ -97,6 +98,7 @@ class Admission:
         self.number = number
         self.units = units
         self.tokens = tokens
+        self.prompt = prompt
         self.priority = priority
         self.caller = caller
         self.state = State.WAITING
@@ -169,10 +171,13 @@ class AdmissionQueue:
         capacity: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         is_full: Callable[[], bool] = bool,
+        *,
+        open_tokens: Callable[[], int] = int,
     ) -> None:
         """``capacity`` returns how many units can run now; call `changed` after it has changed.
 
-        ``is_full`` tells whether this process has too much to send.
+        ``is_full`` tells whether this process has too much to send, ``open_tokens`` the most prompt
+        tokens of what runs; 0: any number.
         """
         self.running = 0
         """Running units."""
@@ -182,6 +187,9 @@ class AdmissionQueue:
         self._capacity = capacity
         self._clock = clock
         self._is_full = is_full
+        self._open_tokens = open_tokens
+        self._prompts = 0
+        """Prompt tokens of what runs."""
         self._running_of: dict[str, int] = {}
         """Running units by caller."""
         self.waiting = Waiting(self._is_throttled)
@@ -215,11 +223,14 @@ class AdmissionQueue:
         units: int = 1,
         *,
         tokens: int = 0,
+        prompt: int = 0,
         priority: Priority = Priority.NORMAL,
         timeout_s: float | None = None,
         caller: str = "",
     ) -> Admission:
         """Add a request of ``caller``, whose deadline is in ``timeout_s``: it runs or waits.
+
+        Of its ``tokens`` at most, ``prompt`` are prompt tokens.
 
         Raises:
             OverloadedError: the queue is full, or the wait would exceed the deadline.
@@ -231,6 +242,7 @@ class AdmissionQueue:
             now_s,
             units=units,
             tokens=tokens,
+            prompt=prompt,
             priority=priority,
             timeout_s=timeout_s,
             caller=caller,
@@ -238,7 +250,7 @@ class AdmissionQueue:
         self._arrivals += 1
         waiting = self.waiting
         passes = not waiting.count or waiting.may_be_passed(priority)
-        if passes and self._fits(units) and not self._is_throttled(caller):
+        if passes and self._fits(admission) and not self._is_throttled(caller):
             self._run(admission, now_s)
             return admission
         if timeout_s is not None:
@@ -252,7 +264,7 @@ class AdmissionQueue:
     def _leave(self, admission: Admission) -> None:
         now_s = self._clock()
         if admission.state is State.RUNNING:
-            self._count(admission.caller, -admission.units)
+            self._count(admission.caller, -admission.units, -admission.prompt)
             self._held.end(admission.units, admission.since_s, now_s)
         elif admission.state is State.WAITING:
             self.waiting.remove(admission)
@@ -275,24 +287,29 @@ class AdmissionQueue:
                 self._limits.comeback_s, self._give_up
             )
 
-    def _fits(self, units: int) -> bool:
+    def _fits(self, admission: Admission) -> bool:
         limit = self.limit
-        # One wider than the whole capacity runs alone.
-        return self.running + units <= limit or (limit > 0 and not self.running)
+        if not self.running:  # one wider than the whole capacity runs alone
+            return limit > 0
+        if self.running + admission.units > limit:
+            return False
+        most = self._open_tokens()
+        return not (most and self._prompts) or self._prompts + admission.prompt <= most
 
     def _is_throttled(self, caller: str) -> bool:
         """Whether a caller has so much running that its requests wait while others' don't."""
         own, callers = self._running_of.get(caller, 0), len(self._running_of)
         return own >= _MOST_OF_CALLER and callers > 1 and self._is_full()
 
-    def _count(self, caller: str, units: int) -> None:
+    def _count(self, caller: str, units: int, prompt: int) -> None:
         self.running += units
+        self._prompts += prompt
         own = self._running_of[caller] = self._running_of.get(caller, 0) + units
         if not own:
             del self._running_of[caller]
 
     def _admit_next(self) -> None:
-        while (admission := self.waiting.next()) and self._fits(admission.units):
+        while (admission := self.waiting.next()) and self._fits(admission):
             self.waiting.remove(admission, runs=True)
             self._run(admission, self._clock())
 
@@ -303,7 +320,7 @@ class AdmissionQueue:
             self.waiting.overtaken = 0
         self._waits[admission.priority].observe(now_s - admission.since_s)
         admission.change(State.RUNNING, now_s)
-        self._count(admission.caller, admission.units)
+        self._count(admission.caller, admission.units, admission.prompt)
         self._held.begin(admission.units, now_s)
         self._tell()
 

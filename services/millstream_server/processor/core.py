@@ -191,9 +191,8 @@ class ProcessorCore:
         self.front.repeated.check(call.caller_key, request)
         asked.telemetry.request_known(request, options.n, own_seed="seed" in options.sampling)
         self.front.router.require(request.model)
-        admission = asked.enter(
-            options.n, most_tokens(request, options.n), request.priority, request.time_left_s
-        )
+        most, prompts = most_tokens(request, options.n), options.n * len(request.prompt)
+        admission = asked.enter(options.n, most, request.priority, request.time_left_s, prompts)
         if admission.waits:
             if runs:
                 runs(admission)

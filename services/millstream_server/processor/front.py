@@ -126,7 +126,11 @@ class Front:
 
     def _queue(self, name: str) -> AdmissionQueue:
         queue = AdmissionQueue(
-            name, self.limits.queue, lambda: self.router.capacity(name), is_full=self._is_full
+            name,
+            self.limits.queue,
+            lambda: self.router.capacity(name),
+            is_full=self._is_full,
+            open_tokens=lambda: self.router.of(name).open_tokens,
         )
         self.router.watch(queue.changed)
         return queue
@@ -257,7 +261,7 @@ class FrontRequest:
         self._held_bytes += nbytes
 
     def enter(
-        self, units: int, tokens: int, priority: Priority, timeout_s: float | None
+        self, units: int, tokens: int, priority: Priority, timeout_s: float | None, prompt: int = 0
     ) -> Admission:
         """Take it into its model's queue: it runs or waits; see `AdmissionQueue.enter`.
 
@@ -265,7 +269,12 @@ class FrontRequest:
             OverloadedError: the queue is full, or the wait would exceed its deadline.
         """
         admission = self._admission = self.front.queues[self.model].enter(
-            units, tokens=tokens, priority=priority, timeout_s=timeout_s, caller=CURRENT_KEY.get()
+            units,
+            tokens=tokens,
+            prompt=prompt,
+            priority=priority,
+            timeout_s=timeout_s,
+            caller=CURRENT_KEY.get(),
         )
         return admission
 

@@ -45,6 +45,8 @@ class ModelWorkers:
     """Whether there is a worker of every role that a request needs."""
     running: int
     """Requests that the workers run at once."""
+    open_tokens: int
+    """Prompt tokens that the workers may have open; 0: it isn't known."""
     leaving: Sequence[WorkerView]
     """Workers that tokens still come from, but that drain or aren't usable now."""
     limits: GeneratorInfo | None
@@ -165,6 +167,10 @@ def workers_of(
     decoding = [] if hands_off is False else by_role[Role.DECODE]
     answering = decoding + ([] if hands_off else list(whole[1]))
 
+    open_tokens = _open_tokens(answering)
+    if hands_off:
+        open_tokens = min(open_tokens, _open_tokens(by_role[Role.PREFILL]))
+
     def of(role: Role, views: Sequence[WorkerView]) -> RoleWorkers:
         return RoleWorkers(role, views, Candidates.of(views), policies[role], absent)
 
@@ -183,6 +189,7 @@ def workers_of(
         hands_off=hands_off,
         ready=bool(answering),
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
+        open_tokens=open_tokens,
         leaving=leaving,
         limits=limits,
         unpaired=unpaired,
@@ -203,6 +210,11 @@ def _sorted(
         elif not view.description and last and last.model == model and _answers(last):
             leaving.append(view)
     return by_role, leaving
+
+
+def _open_tokens(views: Iterable[WorkerView]) -> int:
+    engines = [info_of(view.description, GeneratorInfo) for view in views]
+    return sum(engine.most_open_tokens for engine in engines if engine)
 
 
 def _answers(worker: WorkerDescription) -> bool:

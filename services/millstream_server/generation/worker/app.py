@@ -23,7 +23,6 @@ from millstream_server.worker import app, follower
 from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
-from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker_info import description_to_proto
 
 # Enough for a start message with the longest prompt we know of (2 M tokens, 5 bytes each): a prompt
@@ -117,9 +116,7 @@ def make_plan(
         services=(service.name,),
         add=add,
         describe=description_to_proto,
-        max_open_tokens=lambda info: (
-            max_open_tokens or DEFAULT_TIMES * info.total_blocks * info.block_size
-        ),
+        max_open_tokens=lambda info: max_open_tokens or info.most_open_tokens,
         max_receive_bytes=_MAX_RECEIVE_BYTES,
         kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),

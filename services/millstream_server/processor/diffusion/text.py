@@ -74,7 +74,7 @@ class TextForwarder:
             self._front.repeated.check(caller().key, request)
             self._front.router.require(request.model)
             tokens, left_s = most_tokens(request, 1), request.time_left_s
-            admission = asked.enter(1, tokens, Priority.NORMAL, left_s)
+            admission = asked.enter(1, tokens, Priority.NORMAL, left_s, prompt=len(request.prompt))
         forwarded = _TextRequest(
             self._front,
             self._workers,
