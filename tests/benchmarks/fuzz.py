@@ -243,7 +243,7 @@ def _suite(folder: Path) -> SimulatedSuite:
     admin address is fuzzed too is a worker of its own, which serves nobody: a log level that is set
     there must not hide complaints.
     """
-    suite = SimulatedSuite(folder, {"transfer_timeout_s": 1.0, "simulated_step_s": 0.001})
+    suite = SimulatedSuite(folder, {"handoff_wait_s": 1.0, "simulated_step_s": 0.001})
     suite.add_worker("worker")
     suite.add_pair("pair")
     suite.add_processor("processor")

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb2
 from millstream_server.control.engine import Role
+from millstream_server.engines.adapter import EngineContext, TextEngineSettings
 from millstream_server.engines.simulated import transfer
+from millstream_server.engines.simulated.adapter import SimulatedSettings, engine_config
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel
@@ -104,7 +107,7 @@ async def test_the_legs_meet_in_either_order(decode_first: bool) -> None:  # noq
 
 
 async def test_a_cancelled_prefill_leg_fails_a_decode_leg_that_waits_for_it() -> None:
-    async with worker(PREFILL) as first, worker(replace(DECODE, transfer_timeout_s=0.3)) as second:
+    async with worker(PREFILL) as first, worker(replace(DECODE, handoff_wait_s=0.3)) as second:
         info = (await first.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
         ticket = KEY.mint(info.bootstrap_host, info.bootstrap_port)
         up, down = prefill_stream(first.prefill), decode_stream(second.decode)
@@ -119,7 +122,7 @@ async def test_a_cancelled_prefill_leg_fails_a_decode_leg_that_waits_for_it() ->
 
 
 async def test_a_leg_left_alone_ends_in_time() -> None:
-    async with worker(replace(PREFILL, transfer_timeout_s=0.2)) as first:
+    async with worker(replace(PREFILL, handoff_wait_s=0.2)) as first:
         info = (await first.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
         up = prefill_stream(first.prefill)
         await up.start(0, [7], ticket=KEY.mint(info.bootstrap_host, info.bootstrap_port))
@@ -270,13 +273,47 @@ async def test_a_failed_prefill_leg_ends_the_request_and_aborts_decode(
 async def test_a_failed_decode_leg_ends_the_request_and_aborts_prefill(
     text_model: TextModel,
 ) -> None:
-    async with pair(text_model, SLOW_PREFILL, replace(DECODE, transfer_timeout_s=0.2)) as both:
+    async with pair(text_model, SLOW_PREFILL, replace(DECODE, handoff_wait_s=0.2)) as both:
         conversation = Conversation(both.front.stub)
         await conversation.say(start("hi", opts=options(3)))
         failed = await refusal(conversation.call)
         assert failed.code is grpc.StatusCode.UNAVAILABLE
         assert failed.reason == "KV_TRANSFER_FAILED"
         assert failed.retryable
+        await both.until_idle()
+
+
+def _of_settings(transfer_timeout_s: float, **own: Any) -> list[SimulatedConfig]:
+    """Make those of a prefill and a decode worker with these settings."""
+    common = TextEngineSettings(transfer_timeout_s=transfer_timeout_s)
+    context = EngineContext(common=common, model_path=None, model_name=MODEL)
+    of_both = engine_config(SimulatedSettings(vocab_size=ALPHABET.vocab_size, **own), context)
+    return [replace(of_both, role=role) for role in (Role.PREFILL, Role.DECODE)]
+
+
+async def test_a_prompt_may_take_longer_than_a_transfer(text_model: TextModel) -> None:
+    """Neither prefill's queue nor what it computes counts."""
+    prefill, decode = _of_settings(0.05, prefill_s_per_token=0.1)
+    async with pair(text_model, replace(prefill, max_running_requests=1), decode) as both:
+        answers = await asyncio.gather(
+            *(chat(both.front.stub, text, opts=options(3)) for text in ("hi", "ho"))
+        )
+        assert [answer.text for answer in answers] == ["ABC"] * 2
+        await both.until_idle()
+
+
+async def test_a_prompt_that_is_computed_waits_for_room_at_decode(text_model: TextModel) -> None:
+    prefill, decode = _of_settings(0.05, step_s=0.005)
+    async with pair(text_model, prefill, replace(decode, max_running_requests=1)) as both:
+        # As when another Processor has filled the worker.
+        both.front.core.front.queues[MODEL]._limits = QueueLimits(max_running=2)
+        first, second = Conversation(both.front.stub), Conversation(both.front.stub)
+        await first.say(start("hi", opts=options(400)))
+        await first.read()
+        await both.prefill.until_idle()
+        await second.say(start("hi", opts=options(3)))
+        assert (await second.answer()).text == "ABC"  # two seconds later
+        assert (await first.answer()).finish_reason == LENGTH
         await both.until_idle()
 
 

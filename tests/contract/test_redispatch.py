@@ -160,7 +160,7 @@ async def test_a_prefill_worker_hangs_and_the_request_goes_on_elsewhere(
     text_model: TextModel,
 ) -> None:
     """Nobody is lost: decode waits for the cache as long as it may."""
-    async with places(text_model, SLOW, replace(DECODE, transfer_timeout_s=0.2), ONE) as here:
+    async with places(text_model, SLOW, replace(DECODE, handoff_wait_s=0.2), ONE) as here:
         answer = await here.start().end()
         assert answer.choices[0].token_ids == counted(PROMPT[-1] + 1)
         assert _went_on(answer) == [(AGAIN, errors_pb2.ERROR_REASON_KV_TRANSFER_FAILED, 0)]

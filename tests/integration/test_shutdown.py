@@ -240,7 +240,7 @@ async def _chatted(chat: Any, tokens: int) -> str:
 def _worker(folder: Path, service: str, flags: dict[str, Any]) -> ServiceProcess:
     made = SimulatedSuite(folder, {"simulated_step_s": STEP_S})
     if service == PREFILL:
-        slow: dict[str, Any] = {"simulated_prefill_s_per_token": LONG_S, "transfer_timeout_s": 2}
+        slow: dict[str, Any] = {"simulated_prefill_s_per_token": LONG_S, "handoff_wait_s": 2}
         return made.add_worker("worker", "prefill", bootstrap_port=free_port(), **slow, **flags)
     return made.add_worker("worker", **flags)
 

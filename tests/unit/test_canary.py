@@ -159,7 +159,7 @@ async def test_a_canary_that_queues_behind_a_batch_that_gets_on_is_no_alarm() ->
 
 
 async def test_a_prefill_without_a_partner_waits_but_is_no_hang() -> None:
-    config = SimulatedConfig(role=Role.PREFILL, transfer_timeout_s=60)
+    config = SimulatedConfig(role=Role.PREFILL, handoff_wait_s=60)
     async with simulated(config) as engine, watched(engine) as w:
         submit(engine, 1, HANDOFF)
         await until(lambda: w.canary.probes >= 3)

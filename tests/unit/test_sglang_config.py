@@ -95,7 +95,7 @@ def test_an_sglang_that_lost_an_argument_is_refused_by_name() -> None:
 
 
 def test_time_outs_and_the_address_reach_the_transfer() -> None:
-    environment = engine_environment(_config(role=Role.DECODE, transfer_timeout_s=1.2))
+    environment = engine_environment(_config(role=Role.DECODE, handoff_wait_s=1.2))
     assert environment["SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"] == "2"
     assert environment["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"] == "2"
     assert environment["SGLANG_HOST_IP"] == "127.0.0.1"

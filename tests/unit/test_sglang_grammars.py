@@ -13,7 +13,7 @@ import pytest
 
 from millstream_server.engines.sglang import launch
 
-_PLUGIN = Path(launch._GRAMMARS) / "millstream_sglang_grammars_plugin.py"
+_PLUGIN = Path(launch._SCHEDULING) / "millstream_sglang_scheduling_plugin.py"
 POLLS, POLL_S = 6000, 0.005
 
 

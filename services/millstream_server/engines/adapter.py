@@ -137,7 +137,13 @@ class TextEngineSettings(ServedEngineSettings):
         "prefill worker's goes into tickets",
     )
     bootstrap_port: int = setting(8998, help="prefill: port of the KV bootstrap")
-    transfer_timeout_s: float = setting(30.0, help="longest wait for the other leg of a hand-off")
+    transfer_timeout_s: float = setting(
+        30.0,
+        help="longest transfer of a hand-off, from when prefill has computed and decode has room",
+    )
+    handoff_wait_s: float = setting(
+        300.0, help="longest wait for the other leg of a hand-off: for its turn, prompt and room"
+    )
     kv_events: bool = setting(
         default=True, help="tell what the prefix cache holds, for routing (WatchKvEvents)"
     )

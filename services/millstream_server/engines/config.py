@@ -43,7 +43,9 @@ class EngineConfig:
     """Prefill only; must be free, and differ between engines on one host. vLLM takes one for each
     data-parallel rank."""
     transfer_timeout_s: float = 30.0
-    """How long a P/D leg waits for its peer."""
+    """How long a KV transfer may take, from when prefill has computed and decode has room."""
+    handoff_wait_s: float = 300.0
+    """How long a P/D leg waits until its peer is so far."""
     max_total_tokens: int | None = None
     """Size of the KV cache, with vLLM of a rank's; None: what memory allows on a GPU, 8192 on the
     CPU."""
@@ -110,7 +112,7 @@ def _bind(host: str, port: int) -> None:
 
 
 _OF_TEXT = (
-    *("bootstrap_host", "bootstrap_port", "transfer_timeout_s"),
+    *("bootstrap_host", "bootstrap_port", "transfer_timeout_s", "handoff_wait_s"),
     *("max_loras_per_batch", "kv_events"),
 )
 """Fields that are settings of engines for text only, under the same name."""

@@ -24,6 +24,8 @@ class OpenRequest:
     failed_by_us: ServingError | None = None
     """Why we have aborted it, if the caller didn't ask for that."""
     over: bool = False
+    timer: asyncio.TimerHandle | None = None
+    """Ends a hand-off that takes too long."""
 
     def pause_out(self) -> None:
         """Say that a pause ends it."""
@@ -36,6 +38,8 @@ class OpenRequest:
         if self.over:
             return
         self.over = True
+        if self.timer is not None:
+            self.timer.cancel()
         if isinstance(result, ServingError):
             self.sink.fail(result)
         elif result.reason is FinishReason.CANCELLED and self.failed_by_us is not None:

@@ -51,7 +51,7 @@ pytestmark = [
     pytest.mark.timeout(420),
 ]
 
-_TRANSFER_TIMEOUT_S = 4.0
+_WAIT_S = 4.0
 
 
 class Pair:
@@ -81,14 +81,14 @@ async def _running(logs: Path, model: Path, **config: Any) -> AsyncIterator[Pair
         role=Role.PREFILL,
         bootstrap_port=port,
         model_path=str(model),
-        transfer_timeout_s=_TRANSFER_TIMEOUT_S,
+        handoff_wait_s=_WAIT_S,
         **config,
     )
     decode = await EngineProcess.launch(
         logs / "decode",
         role=Role.DECODE,
         model_path=str(model),
-        transfer_timeout_s=_TRANSFER_TIMEOUT_S,
+        handoff_wait_s=_WAIT_S,
         **config,
     )
     await prefill.ready()
@@ -255,8 +255,24 @@ class TestPair:
         began = time.monotonic()
         with pytest.raises(KvTransferError):
             await answer(engine, request)
-        assert time.monotonic() - began < _TRANSFER_TIMEOUT_S + 2
+        assert time.monotonic() - began < _WAIT_S + 2
         await released(engine)
+
+    async def test_prefill_tells_when_a_prompt_is_computed(self, pair: Pair) -> None:
+        """By the plugin: else the first thing that SGLang says is that the transfer is over."""
+        to_prefill, to_decode = pair.legs(prompt(1500, start=700))
+        pair.prefill.limit_transfers(0.0)
+        try:
+            decode_sink = pair.decode.submit(to_decode)
+            with pytest.raises(KvTransferError):
+                await answer(pair.prefill, to_prefill)
+        finally:
+            pair.prefill.limit_transfers(30.0)
+        pair.decode.abort(to_decode.engine_id)
+        with contextlib.suppress(KvTransferError):
+            await result(decode_sink)
+        await released(pair.prefill)
+        await released(pair.decode)
 
     async def test_the_pair_still_works(self, pair: Pair, expected: list[list[int]]) -> None:
         to_prefill, to_decode = pair.legs(PROMPTS[2])

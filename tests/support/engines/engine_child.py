@@ -116,6 +116,8 @@ async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
                 engine.abort(request.engine_id)
         case "abort":
             engine.abort(command["id"])
+        case "limit_transfers":
+            engine._runs._transfer_s = command["seconds"]
         case "load":
             load = await engine.load()
             reporter.event("answer", call=command["call"], value=dataclasses.asdict(load))

@@ -190,6 +190,10 @@ class EngineProcess:
             if not sink.ended:
                 self.abort(engine_id)
 
+    def limit_transfers(self, seconds: float) -> None:
+        """Let the KV transfers that begin from now on take no longer."""
+        self._send(op="limit_transfers", seconds=seconds)
+
     async def load(self) -> EngineLoad:
         """Ask the adapter."""
         return read_load(await self._call("load"))

@@ -194,7 +194,7 @@ class Suite:
             scenario.machine,
             self._text,
             step_s=scenario.step_s,
-            transfer_timeout_s=_TRANSFER_S,
+            handoff_wait_s=_TRANSFER_S,
             prefill_first=scenario.prefill_first,
         )
         self._workers[worker.name] = worker

@@ -260,7 +260,7 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         # forbids, all logits are -inf, and so their softmax NaN.
         environment["SGLANG_SANITIZE_NAN_LOGITS"] = "1"
     if config.engine_tokenizer:
-        # Their product is the time (`grammars/on_path/`); without that plugin, polls are counted.
+        # Their product is the time (`scheduling/on_path/`); without that plugin, polls are counted.
         polls = max(1, math.ceil(config.grammar_timeout_s / _GRAMMAR_POLL_S))
         environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = str(_GRAMMAR_POLL_S)
         environment["SGLANG_GRAMMAR_MAX_POLL_ITERATIONS"] = str(polls)
@@ -268,7 +268,8 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         environment.update(dllm.ENVIRONMENT)
     if not config.role.hands_off:
         return environment
-    seconds = str(math.ceil(config.transfer_timeout_s))
+    # From when the request came to prefill, and from when decode has room for it.
+    seconds = str(math.ceil(config.handoff_wait_s))
     address = first_address(config.bootstrap_host, "bootstrap_host")
     if ipaddress.ip_address(address).is_loopback and not any(_RDMA.glob("*")):
         # Else UCX listens on every interface. RDMA may be the way between a machine's own GPUs.

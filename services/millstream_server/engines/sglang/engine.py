@@ -58,7 +58,7 @@ class SglangEngine:
     def __init__(self, config: SglangEngineConfig) -> None:
         self._config = config
         self._progress = RankProgress()
-        self._runs = Runs(config.role, self._progress)
+        self._runs = Runs(config, self._progress)
         self._lifetime: SglangLifetime[GeneratorInfo] = SglangLifetime(
             self._runs.fail_all, self._progress
         )

@@ -49,7 +49,7 @@ def keep_our_logging(*_args: object, **_options: object) -> None:
 
 T = TypeVar("T")
 _PLUGIN = str(Path(__file__).parent / "resume" / "on_path")
-_GRAMMARS = str(Path(__file__).parent / "grammars" / "on_path")
+_SCHEDULING = str(Path(__file__).parent / "scheduling" / "on_path")
 _MEETING = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 _GROUP = contextlib.ExitStack()
 """The file by which SGLang's group of one process is made."""
@@ -141,8 +141,8 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
         config.check_bootstrap_port()  # SGLang would register with the server that has it
     if config.may_resume:
         _put_on_path(_PLUGIN)
-    if config.engine_tokenizer:
-        _put_on_path(_GRAMMARS)
+    if config.engine_tokenizer or config.role is Role.PREFILL:
+        _put_on_path(_SCHEDULING)
     device = config.resolved_device()
     engine_module = import_sglang("sglang.srt.entrypoints.engine", device)
     if device == "cpu":

@@ -65,7 +65,8 @@ class SimulatedConfig:
     """What it says; None: it counts on from a prompt's last token."""
     bootstrap_host: str = "127.0.0.1"
     bootstrap_port: int = 0
-    transfer_timeout_s: float = 30.0
+    handoff_wait_s: float = 300.0
+    """Of each leg for the other; the transfer itself takes no time."""
     prefill_first: bool = False
     """Whether decode starts after prefill, with data from its end, and not at the same time."""
     media: MediaModel | None = None
@@ -167,7 +168,7 @@ def engine_config(own: SimulatedSettings, context: EngineContext) -> SimulatedCo
         prefill_s_per_token=own.prefill_s_per_token,
         bootstrap_host=common.bootstrap_host,
         bootstrap_port=common.bootstrap_port,
-        transfer_timeout_s=common.transfer_timeout_s,
+        handoff_wait_s=common.handoff_wait_s,
         media=_media(context),
         speech=speech,
         eos_token_id=speech.end if speech else None,

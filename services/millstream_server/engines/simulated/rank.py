@@ -265,7 +265,7 @@ class Rank:
         if self._config.prefill_first:
             return simulated_transfer.read(given.data if given else b"", ticket, prompt, job.shift)
         return await simulated_transfer.fetch(
-            ticket, prompt, self._config.transfer_timeout_s, job.shift
+            ticket, prompt, self._config.handoff_wait_s, job.shift
         )
 
     async def _hand_over(self, job: Job) -> None:
@@ -277,7 +277,7 @@ class Rank:
         if self._config.prefill_first:
             job.engine_data = offer.data(self._config)
         else:
-            await bootstrap.hand_over(ticket.room, offer, self._config.transfer_timeout_s)
+            await bootstrap.hand_over(ticket.room, offer, self._config.handoff_wait_s)
         job.generated = 1
         self._transfers += 1
         self._end(job, FinishReason.LENGTH, None)

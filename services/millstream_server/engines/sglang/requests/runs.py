@@ -6,13 +6,15 @@ The task gets the end, and what `requests.batches` leaves; other tokens come fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from millstream_server.control.engine import Role
 from millstream_server.engines.gate import Gate, Hold
 from millstream_server.engines.open_request import OpenRequest
+from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.loads import RankProgress
@@ -30,6 +32,7 @@ from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     EngineFailedError,
     InternalError,
+    KvTransferError,
     ServingError,
 )
 from millstream_server.runtime.telemetry.log import get_log
@@ -47,13 +50,18 @@ class Run(OpenRequest):
     """It waits for KV cache, for the gate, or for its media: SGLang doesn't know it yet."""
     taken: int = 0
     """Tokens SGLang has handed over."""
-    emits: bool = True
-    """Its tokens are for the sink."""
+    on_computed: Callable[[], None] | None = None
+    """Prefill: called with its one token, which is the decode engine's; None: tokens are for the
+    sink."""
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         self.taken += len(token_ids)
-        if token_ids and self.emits and not self.over:
+        if not token_ids or self.over:
+            return
+        if self.on_computed is None:
             self.sink.emit(token_ids, logprobs)
+        else:
+            self.on_computed()
 
     def give_up(self, error: Exception) -> None:
         log.error("a request's output was refused", engine_id=self.request.engine_id, error=error)
@@ -65,7 +73,7 @@ class Run(OpenRequest):
 class Runs:
     """All open requests of an engine. All calls come from one event loop."""
 
-    def __init__(self, role: Role, progress: RankProgress) -> None:
+    def __init__(self, config: SglangEngineConfig, progress: RankProgress) -> None:
         """Start without any; `start` before the first `launch`."""
         self.gate = Gate()
         """SGLang has none for all operations: it would run a request with memory that is released,
@@ -74,7 +82,8 @@ class Runs:
         """Names of adapters that requests may use: SGLang loads one that was unloaded again."""
         self.blocks: BlockBudget | None = None
         """Of a diffusion language model."""
-        self._role = role
+        self._role = config.role
+        self._transfer_s = config.transfer_timeout_s
         self._progress = progress
         self._built: BuiltEngine | None = None
         self._batches: BatchReader | None = None
@@ -102,7 +111,8 @@ class Runs:
 
     def launch(self, run: Run) -> None:
         """Start a request, whose id is new."""
-        run.emits = self._role is not Role.PREFILL  # else its one token is the decode engine's
+        if self._role is Role.PREFILL:
+            run.on_computed = partial(self._transfers, run)
         self._runs[run.request.engine_id] = run
         run.task = asyncio.create_task(self._drive(run), name=f"sglang-{run.request.engine_id}")
 
@@ -147,6 +157,18 @@ class Runs:
         if (name := run.request.adapter) and name not in self.adapters:
             raise AdapterNotFoundError(f"The LoRA adapter {name!r} isn't loaded on this worker.")
         run.preparing = False
+
+    def _transfers(self, run: Run) -> None:
+        """End a leg whose prompt is computed if its KV cache isn't transferred in time."""
+
+        def late() -> None:
+            if not self.gate.is_open:
+                self._transfers(run)
+                return
+            run.end(KvTransferError("The KV cache could not be handed over to decode in time."))
+            self.abort(run.request.engine_id)
+
+        run.timer = asyncio.get_running_loop().call_later(self._transfer_s, late)
 
     def _conclude(self, run: Run, chunk: Chunk) -> None:
         result = conclude(chunk, run.request, emitted=self._reported(run), aborted=run.aborted)

@@ -3,8 +3,12 @@
 
 SGLang counts a grammar's time in polls of its scheduler, one a step; each makes the step of all
 others up to 5 ms longer. Here the clock counts, and polls are short. What compiles, xgrammar's own
-threads too, leaves the cores to others, and short grammars don't wait for long ones. It does
-nothing in an SGLang that isn't the one it was written for (`DIGESTS`).
+threads too, leaves the cores to others, and short grammars don't wait for long ones.
+
+And a prefill engine, which answers when decode has the KV cache, tells that a prompt is computed:
+it sends the request's one token with the last of the cache, for which decode has room then.
+
+It does nothing in an SGLang that isn't the one it was written for (`DIGESTS`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,16 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 _READY = "sglang.srt.constrained.grammar_manager.GrammarManager.get_ready_grammar_requests"
 _BACKEND = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.__init__"
-DIGESTS = {_READY: "6681f35d2313", _BACKEND: "3cbfdbe2e800"}
+_SEND = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.send_kv_chunk"
+_STREAM = (
+    "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output"
+)
+DIGESTS = {
+    _READY: "6681f35d2313",
+    _BACKEND: "3cbfdbe2e800",
+    _SEND: "f9458879c49b",
+    _STREAM: "829bf4cabecc",
+}
 """First digits of SHA-256 of the sources in SGLang 0.5.23."""
 _POLL_S = 0.0005
 _NICENESS = 19
@@ -34,10 +47,16 @@ def register() -> None:
     for name, digest in DIGESTS.items():
         source = inspect.getsource(inspect.unwrap(pkgutil.resolve_name(name)))
         if not hashlib.sha256(source.encode()).hexdigest().startswith(digest):
-            logging.getLogger("sglang.millstream_grammars").info("SGLang has another %s", name)
+            logging.getLogger("sglang.millstream_scheduling").info("SGLang has another %s", name)
             return
     HookRegistry.register(_READY, _count_seconds, HookType.BEFORE)
     HookRegistry.register(_BACKEND, _compile_last, HookType.AFTER)
+    HookRegistry.register(_SEND, _tell, HookType.AFTER)
+
+
+def _tell(_none: None, scheduler: Any, req: Any, last_chunk: bool = False, **_: Any) -> None:  # noqa: FBT001, FBT002
+    if last_chunk and not req.finished():
+        scheduler.output_streamer.stream_output([req], req.return_logprob)
 
 
 def _count_seconds(manager: Any) -> None:

@@ -1,0 +1,127 @@
+"""When SGLang's transfers are late: told by our plugin, in stand-ins of what it hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from millstream_server.control.engine import Role
+from millstream_server.engines.gate import Hold
+from millstream_server.engines.sglang import launch
+from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.loads import RankProgress
+from millstream_server.engines.sglang.requests.runs import Run, Runs
+from millstream_server.generation.output import CollectingSink, FinishReason
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
+from millstream_server.runtime.errors import KvTransferError
+from millstream_testing.waiting import until
+
+_PLUGIN = Path(launch._SCHEDULING) / "millstream_sglang_scheduling_plugin.py"
+_END = {"output_ids": [], "meta_info": {"finish_reason": {"type": "length"}}}
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import it without SGLang."""
+    registry = ModuleType("sglang.srt.plugins.hook_registry")
+    vars(registry).update(HookRegistry=None, HookType=None)
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, registry.__name__, registry)
+    spec = importlib.util.spec_from_file_location("handoff_plugin", _PLUGIN)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_prompts_token_is_sent_with_the_last_of_its_cache(plugin: Any) -> None:
+    sent = []
+    streamer = SimpleNamespace(stream_output=lambda reqs, logprob: sent.append((reqs, logprob)))
+    scheduler = SimpleNamespace(output_streamer=streamer)
+    over, request = (
+        SimpleNamespace(return_logprob=False, finished=lambda done=done: done)
+        for done in (True, False)
+    )
+    plugin._tell(None, scheduler, request)
+    plugin._tell(None, scheduler, request, last_chunk=False, end_idx=16)
+    plugin._tell(None, scheduler, over, last_chunk=True)
+    assert sent == []
+    plugin._tell(None, scheduler, request, last_chunk=True)
+    assert sent == [([request], False)]
+
+
+class _Prefill:
+    """The requests of a prefill engine whose transfers may take 20 ms; SGLang is played."""
+
+    def __init__(self) -> None:
+        config = SglangEngineConfig(model_path="m", role=Role.PREFILL, transfer_timeout_s=0.02)
+        self.runs = Runs(config, RankProgress())
+        self.aborted: list[str] = []
+        self.said: asyncio.Queue[Any] = asyncio.Queue()
+        known = SimpleNamespace(get=lambda _: SimpleNamespace(dispatched=True))
+        manager = SimpleNamespace(rid_to_state=known, abort_request=self.aborted.append)
+        engine = SimpleNamespace(tokenizer_manager=manager, async_generate=self._generate)
+        self.runs._built = cast("Any", SimpleNamespace(engine=engine))
+
+    async def _generate(self, **_: Any) -> AsyncIterator[Any]:
+        async def chunks() -> AsyncIterator[Any]:
+            while (raw := await self.said.get()) is not _END:
+                yield raw
+            yield _END
+
+        return chunks()
+
+    async def launched(self) -> Run:
+        request = GenerationRequest(prompt=Prompt((5, 6)), sampling=Sampling(max_new_tokens=4))
+        run = Run(request=request, sink=CollectingSink(), arguments={})
+        self.runs.launch(run)
+        await until(lambda: bool(self.runs.at_engine()))
+        return run
+
+
+async def _result(run: Run) -> Any:
+    assert isinstance(run.sink, CollectingSink)
+    return await run.sink.result()
+
+
+async def test_a_transfer_that_hangs_ends_its_leg() -> None:
+    """Also if SGLang's scheduler says nothing any more."""
+    prefill = _Prefill()
+    run = await prefill.launched()
+    run.take((9,), ())
+    with pytest.raises(KvTransferError):
+        await _result(run)
+    assert prefill.aborted == [run.request.engine_id]
+    prefill.said.put_nowait(_END)
+    await asyncio.gather(*prefill.runs.tasks())
+
+
+async def test_the_queue_and_the_prompt_take_their_time() -> None:
+    """Only what comes after the prompt's computation counts, and no pause."""
+    prefill = _Prefill()
+    waits, paused = await prefill.launched(), await prefill.launched()
+    prefill.runs.gate.close(Hold.PAUSED)
+    paused.take((9,), ())
+    armed = paused.timer
+    await until(lambda: paused.timer is not armed)  # its time is over, and begins again
+    assert waits.timer is None
+    assert not waits.over
+    assert not paused.over
+    prefill.runs.gate.release(Hold.PAUSED)
+    with pytest.raises(KvTransferError):
+        await _result(paused)
+    for _ in range(2):
+        prefill.said.put_nowait(_END)
+    finish = await _result(waits)
+    assert (finish.reason, finish.completion_tokens) == (FinishReason.LENGTH, 0)
+    await asyncio.gather(*prefill.runs.tasks())
