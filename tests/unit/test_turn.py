@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from millstream.v1 import generation_pb2
-from millstream_server.control.engine import Role, Task
+from millstream_server.control.engine import EngineLoad, Role, Task
 from millstream_server.generation.output import (
     FinishReason,
     LogprobColumns,
@@ -23,13 +23,16 @@ from millstream_server.generation.request import LogprobOptions
 from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.generation.ticket import EngineData, KvTransfer
 from millstream_server.links.unread import UnreadOutput
+from millstream_server.processor import turn as turn_module
 from millstream_server.processor.admission import AdmissionQueue, QueueLimits
+from millstream_server.processor.choice import Choice
 from millstream_server.processor.leg import Leg
 from millstream_server.processor.output import Pacer
 from millstream_server.processor.telemetry import FrontTelemetry, RequestSpan, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.turn import Turn
 from millstream_server.routing.plan import Plan, PlannedLeg
-from millstream_server.routing.workers import RankView
+from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     KvTransferError,
@@ -39,6 +42,8 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
+from millstream_testing.waiting import until
+from tests.support.processor.lossy_turn import lossy
 from tests.support.processor.played_turn import (
     ALONE,
     DECODE,
@@ -710,3 +715,78 @@ async def test_a_legs_end_counts_whatever_telemetry_does(
         assert (
             it.client.messages[-1].choices[0].finish_reason == generation_pb2.FINISH_REASON_LENGTH
         )
+
+
+# ---- plans whose KV cache comes after the end of the prompt's leg
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Look soon for the KV cache; return for which choices it is waited, each time anew."""
+    waits: list[int] = []
+    wait = Turn._await_cache
+
+    def counted(turn: Turn, choice: Choice, prompt: Leg) -> None:
+        waits.append(choice.index)
+        wait(turn, choice, prompt)
+
+    monkeypatch.setattr(turn_module, "TRANSFER_S", 0.01)
+    monkeypatch.setattr(Turn, "_await_cache", counted)
+    return waits
+
+
+def _written_to(text_model: TextModel, load: EngineLoad | None) -> tuple[Started, WorkerView]:
+    """Start a turn whose prefill ends; decode has reported ``load``."""
+    decode = _view("decode", Role.DECODE)
+    decode.load = load
+    legs = (PAIR.legs[0], PlannedLeg(Role.DECODE, decode))
+    it = _started(text_model, Plan(legs, transfer=KvTransfer("kind", b"where")))
+    it.workers.sinks["prefill"][0].finish(DONE)
+    return it, decode
+
+
+IDLE = EngineLoad(running_requests=0, used_blocks=0, total_blocks=500)
+FULL = [replace(IDLE, running_requests=9), replace(IDLE, used_blocks=499)]
+
+
+@pytest.mark.usefixtures("looks")
+async def test_a_kv_cache_that_does_not_come_fails_the_hand_off(text_model: TextModel) -> None:
+    it, _ = _written_to(text_model, IDLE)
+    await it.client.end()
+    assert isinstance(it.client.raised, KvTransferError)
+    assert it.workers.cancels == ["decode"]
+    assert it.admission.left
+
+
+@pytest.mark.parametrize("load", [*FULL, None], ids=["requests", "blocks", "silent"])
+async def test_a_decode_worker_that_may_be_full_is_waited_for(
+    text_model: TextModel, looks: list[int], load: EngineLoad | None
+) -> None:
+    it, decode = _written_to(text_model, load)
+    await until(lambda: len(looks) > 1)
+    assert it.turn.error is None
+    decode.load = IDLE
+    await it.client.end()
+    assert isinstance(it.client.raised, KvTransferError)
+
+
+async def test_what_has_come_in_time_goes_on(text_model: TextModel, looks: list[int]) -> None:
+    it, _ = _written_to(text_model, IDLE)
+    it.workers.sinks["decode"][0].emit([40])
+    moved = lossy(text_model, replace(PAIR, transfer=KvTransfer("kind", b"where")))
+    moved.it.workers.sinks["prefill"][0].finish(DONE)
+    moved.lose([], KvTransferError("broken"))  # its next hand-off has a time of its own
+    at_once = _started(text_model, PAIR)  # its leg ends with the transfer
+    at_once.workers.sinks["prefill"][0].finish(DONE)
+    assert looks == [0, 0]
+    timers = [timer for each in (it, moved.it) for timer in each.turn._timers]
+    await until(lambda: all(timer.when() < asyncio.get_running_loop().time() for timer in timers))
+    await asyncio.sleep(0)
+    assert [each.turn.error for each in (it, moved.it, at_once)] == [None] * 3
+
+
+async def test_a_turn_that_is_over_is_not_kept_until_then(text_model: TextModel) -> None:
+    it, _ = _written_to(text_model, IDLE)
+    (timer,) = it.turn._timers
+    it.turn.close()
+    assert timer.cancelled()

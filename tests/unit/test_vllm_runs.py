@@ -11,6 +11,8 @@ import pytest
 
 from millstream_server.control.engine import Role
 from millstream_server.engines.vllm import runs as module
+from millstream_server.engines.vllm.config import Connector, VllmEngineConfig
+from millstream_server.engines.vllm.engine import VllmEngine
 from millstream_server.engines.vllm.launch import BuiltEngine
 from millstream_server.engines.vllm.runs import Run, Runs
 from millstream_server.generation.output import CollectingSink, FinishReason
@@ -158,6 +160,37 @@ async def test_what_has_come_is_not_given_up(decode: _Decode) -> None:
     decode.runs.abort(other.request.engine_id)
     await until(lambda: bool(decode.client.withdrawn))
     assert decode.client.withdrawn == ["b"]
+
+
+async def test_what_was_queued_has_all_of_its_time_once_it_has_room(
+    decode: _Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    wait = Runs._wait_for_peer
+
+    def counted(runs: Runs, run: Run, waited: int = 0) -> None:
+        looks.append(waited)
+        wait(runs, run, waited)
+
+    monkeypatch.setattr(Runs, "_wait_for_peer", counted)
+    decode.runs._timeout_s = 0.1
+    rank = decode.runs.outputs.stats[0] = SimpleNamespace(num_waiting_reqs=1)
+    run = await decode.launched("a")
+    await until(lambda: len(looks) > 15)
+    assert not run.over
+    rank.num_waiting_reqs = 0
+    looks.clear()
+    with pytest.raises(KvTransferError):
+        await _result(run)
+    assert looks == [*range(1, 10)]
+
+
+@pytest.mark.parametrize(("connector", "limit_s"), [("push", 300.0), ("pull", 30.0)])
+def test_decode_waits_for_prefill_only_where_it_starts_with_it(
+    connector: Connector, limit_s: float
+) -> None:
+    config = VllmEngineConfig(model_path="m", role=Role.DECODE, connector=connector)
+    assert VllmEngine(config)._runs._timeout_s == limit_s
 
 
 async def test_an_engine_that_is_gone_is_asked_nothing(decode: _Decode) -> None:

@@ -42,6 +42,12 @@ class Dispatch:
         self.seed = first_seed(request, plan) if seed is None else seed
         """Choice 0's; None: the engine draws without one."""
 
+    @property
+    def cache_follows(self) -> bool:
+        """Whether prefill writes the KV cache after its leg: decode has its data for that."""
+        transfer = self._plan.transfer
+        return transfer is not None and bool(transfer.data) and not transfer.prefill_first
+
     def start(self, choice: Choice, media: TurnMedia | None) -> None:
         """Start a choice's leg; of two legs both, or only the prompt's if the plan is in sequence.
 

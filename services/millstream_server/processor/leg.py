@@ -122,6 +122,12 @@ class Leg:
             running.abandon()
             self.span.ended(cancelled=True)
 
+    def lose(self, error: ServingError) -> None:
+        """Stop it at the worker, and fail it as the worker would."""
+        if self._running is not None:
+            self._running.abandon()
+        self.sink.fail(error)
+
     @property
     def sink(self) -> OutputSink:
         """Where its worker's output goes."""

@@ -5,10 +5,12 @@ What its choices make of the workers' tokens leaves by its `TurnOutput`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, logprob_bytes
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.links.unread import UnreadOutput
@@ -18,7 +20,8 @@ from millstream_server.processor.leg import Leg, Workers
 from millstream_server.processor.read_choice import ReadChoice
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
 from millstream_server.routing.plan import RoutingRequest
-from millstream_server.runtime.errors import Failure, ServingError
+from millstream_server.routing.workers import info_of
+from millstream_server.runtime.errors import Failure, KvTransferError, ServingError
 
 if TYPE_CHECKING:
     from millstream_server.generation.ticket import TicketKey
@@ -31,6 +34,20 @@ if TYPE_CHECKING:
     from millstream_server.processor.successor import Redispatched
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan
+    from millstream_server.routing.workers import Candidate
+
+
+TRANSFER_S = 30.0
+"""How long a transfer may take after prefill's leg: as long as workers give theirs by default."""
+
+
+def _may_wait(place: Candidate, tokens: int) -> bool:
+    """Return whether a prompt of so many tokens may wait for room, or for the end of a pause."""
+    load, engine = place.load, info_of(place.worker.description, GeneratorInfo)
+    if load is None or engine is None:
+        return True
+    free = (load.total_blocks - load.used_blocks) * engine.block_size
+    return free < tokens or load.running_requests >= engine.max_running_requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +69,7 @@ class Turn:
     Order of calls: `start` or `end_unstarted`; `Call.send_from` with its `output`; `close` always.
     """
 
-    __slots__ = ("__weakref__", "_admission", "_closed", "cancelled", "choices", "error",
+    __slots__ = ("__weakref__", "_admission", "_closed", "_timers", "cancelled", "choices", "error",
                  "media", "options", "outcome", "output", "parts", "reading", "redispatches",
                  "request", "seed", "shown", "switched", "telemetry", "text_model", "used",
                  "workers")  # fmt: skip
@@ -106,6 +123,7 @@ class Turn:
         """Set by `close`: the final token counts."""
         self._admission = admission
         self._closed = False
+        self._timers: list[asyncio.TimerHandle] = []
         self.choices = [
             ReadChoice(self, i, reading, continuation=continuation)
             if reading
@@ -177,6 +195,8 @@ class Turn:
         if leg.error is None:
             if choice.ticket is not None and not (self._closed or self.error):
                 self._go_on(choice, leg)
+            elif leg is choice.prompt_leg and choice.dispatch and choice.dispatch.cache_follows:
+                self._await_cache(choice, leg)
             self.output.send_now()
         elif choice.needs(leg):
             self._lost(choice, leg, leg.error)
@@ -185,6 +205,19 @@ class Turn:
         if leg is choice and all(choice.over for choice in self.choices):
             self.output.workers_ended()
             self._admission.leave()
+
+    def _await_cache(self, choice: Choice, prompt: Leg) -> None:
+        """Fail a hand-off whose KV cache doesn't come: prefill has done its part."""
+
+        def look() -> None:
+            if choice.prompt_leg is not prompt or choice.has_tokens or choice.over:
+                return
+            if choice.place is None or _may_wait(choice.place, len(self.request.prompt)):
+                self._await_cache(choice, prompt)
+            else:
+                choice.lose(KvTransferError("the KV cache did not arrive from prefill in time"))
+
+        self._timers.append(asyncio.get_running_loop().call_later(TRANSFER_S, look))
 
     def _lost(self, choice: Choice, leg: Leg, error: ServingError) -> None:
         """Go on elsewhere with what a failed leg has left, if this can be; else fail."""
@@ -224,6 +257,8 @@ class Turn:
         if self._closed:
             return
         self._closed, complete = True, self.complete
+        for timer in self._timers:
+            timer.cancel()
         reasons = [c.finish_reason for c in self.choices if c.finish_reason]
         error = self.error.reason if self.error else "" if complete else ABANDONED
         self.outcome = error or "+".join(sorted({reason.name for reason in reasons}))

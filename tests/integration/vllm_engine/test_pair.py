@@ -40,7 +40,8 @@ _LEASE_S = {"push": 120, "pull": 6}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=["push", "pull"])
 async def pair(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Pair]:
-    settings = {"max_running_requests": 8, "transfer_timeout_s": _TIMEOUT_S}
+    limits = {"transfer_timeout_s": _TIMEOUT_S, "handoff_wait_s": _TIMEOUT_S}
+    settings = {"max_running_requests": 8, **limits}
 
     def channel(config: VllmEngineConfig) -> handoff.SideChannel:
         return replace(handoff.side_channel(config), lease_s=_LEASE_S[request.param])

@@ -45,7 +45,9 @@ class VllmEngine:
     def __init__(self, config: VllmEngineConfig) -> None:
         """Start nothing yet, import nothing of vLLM."""
         self._config = config
-        self._runs = Runs(config.role, config.transfer_timeout_s, self._lose)
+        pulls = config.connector == "pull"  # so prefill has ended before decode begins
+        timeout_s = config.transfer_timeout_s if pulls else config.handoff_wait_s
+        self._runs = Runs(config.role, timeout_s, self._lose)
         self._lifetime: VllmLifetime[GeneratorInfo] = VllmLifetime(config, self._runs.fail_all)
         self._kv = KvFeed()
         self._probes: dict[int, asyncio.Task[None]] = {}

@@ -41,6 +41,8 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
+_TENTHS = 10
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Run(OpenRequest):
@@ -52,15 +54,16 @@ class Run(OpenRequest):
     """vLLM's parameters of its hand-off."""
     sent: bool = False
     progress: Progress = field(default_factory=Progress)
-    timer: asyncio.TimerHandle | None = None
-    """Decode: ends the wait for prefill."""
 
 
 class Runs:
     """All open requests of an engine. All calls come from one event loop."""
 
-    def __init__(self, role: Role, transfer_timeout_s: float, lose: Callable[[str], None]) -> None:
-        """``lose`` is called when vLLM ends; `start` before the first `launch`."""
+    def __init__(self, role: Role, timeout_s: float, lose: Callable[[str], None]) -> None:
+        """``lose`` is called when vLLM ends; `start` before the first `launch`.
+
+        ``timeout_s``: how long decode waits for a KV cache, once it has room.
+        """
         self.gate = Gate()
         """Why vLLM's scheduler stands still, if it does: requests wait there, where aborts reach
         them. Hand-offs may take longer then."""
@@ -68,7 +71,7 @@ class Runs:
         """vLLM's requests of loaded LoRA adapters, by name."""
         self.outputs = Outputs(self._received, lose)
         self._role = role
-        self._timeout_s = transfer_timeout_s
+        self._timeout_s = timeout_s
         self._built: BuiltEngine | None = None
         self._by_id: dict[str, Run] = {}
         self._at_core: dict[str, Run] = {}
@@ -127,29 +130,30 @@ class Runs:
             run.end(InternalError("The engine could not take the request."))
 
     def _forget(self, run: Run) -> None:
-        if run.timer is not None:
-            run.timer.cancel()
         known = self._by_id.pop(run.request.engine_id, None)
         self._at_core.pop(run.core_id, None)
         self.outputs.forget(run.core_id)
         if known and self._withdrawals is not None and run.transfer and not run.progress.emitted:
             self._withdrawals.add(run.core_id, run.transfer)  # its KV cache may not have come
 
-    def _wait_for_peer(self, run: Run) -> None:
-        """End a decode leg whose prefill doesn't come: vLLM would wait for ever."""
+    def _wait_for_peer(self, run: Run, waited: int = 0) -> None:
+        """End a decode leg whose KV cache doesn't come: vLLM would wait for ever.
 
-        def late() -> None:
+        ``waited``: tenths of the limit for which nothing has been queued, as it may be itself.
+        """
+
+        def look() -> None:
             if run.over or run.progress.emitted:
                 return
-            if not self.gate.is_open or any(
-                stats.num_waiting_reqs for stats in self.outputs.stats.values()
-            ):
-                self._wait_for_peer(run)  # it may still be queued itself
+            queued = any(stats.num_waiting_reqs for stats in self.outputs.stats.values())
+            tenths = 0 if queued or not self.gate.is_open else waited + 1
+            if tenths < _TENTHS:
+                self._wait_for_peer(run, tenths)
                 return
             run.failed_by_us = KvTransferError("The KV cache didn't come from prefill in time.")
             self.abort(run.request.engine_id)
 
-        run.timer = asyncio.get_running_loop().call_later(self._timeout_s, late)
+        run.timer = asyncio.get_running_loop().call_later(self._timeout_s / _TENTHS, look)
 
     # ---- aborts ----------------------------------------------------------------------------------
 
