@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -58,6 +59,37 @@ def test_a_prompts_token_is_sent_with_the_last_of_its_cache(plugin: Any) -> None
     assert sent == []
     plugin._tell(None, scheduler, request, last_chunk=True)
     assert sent == [([request], False)]
+
+
+@pytest.mark.parametrize(("port", "status", "lost"), [(7, 200, 0), (8, 200, 1), (8, 503, 0)])
+def test_a_prefill_engine_that_is_another_one_is_lost(
+    plugin: Any, port: int, status: int, lost: int
+) -> None:
+    """SGLang would send to the old one's port, and wait, until a request has waited too long."""
+    asked: list[Any] = []
+    failed: list[str] = []
+
+    def get(url: str, **options: Any) -> Any:
+        asked.append(
+            (url, options["params"]["prefill_dp_rank"], options["params"]["target_pp_rank"])
+        )
+        return SimpleNamespace(status_code=status, json=lambda: {"rank_port": port})
+
+    manager = SimpleNamespace(
+        connection_lock=threading.Lock(),
+        connection_pool={
+            "a_1:5_1_0_0": [{"rank_port": 7, "pp_rank": 0}],
+            "other:5_0_0_0": [{"rank_port": 9, "pp_rank": 0}],
+        },
+        prefill_info_table={"a_1:5": SimpleNamespace(target_tp_ranks=[0])},
+        session_pool={"a_1:5": SimpleNamespace(get=get)},
+        _handle_node_failure=failed.append,
+    )
+    plugin._compare(None, manager, "a_1:5")
+    assert asked == [("http://a_1:5/route", "1", 0)]
+    assert failed == ["a_1:5"] * lost
+    plugin._compare(None, manager, "unknown:5")
+    assert len(asked) == 1
 
 
 class _Prefill:

@@ -141,7 +141,7 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
         config.check_bootstrap_port()  # SGLang would register with the server that has it
     if config.may_resume:
         _put_on_path(_PLUGIN)
-    if config.engine_tokenizer or config.role is Role.PREFILL:
+    if config.engine_tokenizer or config.role.hands_off:
         _put_on_path(_SCHEDULING)
     device = config.resolved_device()
     engine_module = import_sglang("sglang.srt.entrypoints.engine", device)
