@@ -308,7 +308,7 @@ async def test_a_loss_says_how_many_requests_ran_there() -> None:
         await until(lambda: bool(sinks[10].ends))
         worker.frames.put_nowait(None)
         await until(lambda: all(sink.ends for sink in sinks))
-        assert [getattr(sink.ends[0], "ran", 0) for sink in sinks] == [4] * 12
+        assert [getattr(sink.ends[0], "open_requests", 0) for sink in sinks] == [4] * 12
 
 
 async def test_slots_are_counted_afresh_after_a_loss() -> None:
