@@ -89,6 +89,10 @@ def _message_with(part: chat_pb2.ContentPart) -> chat_pb2.ChatMessage:
     )
 
 
+def _call_with(arguments: str) -> chat_pb2.ToolCall:
+    return chat_pb2.ToolCall(id="c", name="f", arguments_json=arguments)
+
+
 REFUSED: dict[str, tuple[Any, list[str]]] = {
     "no messages": (start(), ["messages"]),
     "a part of no kind": (
@@ -110,10 +114,10 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
         ["messages[1].tool_calls[0]"],
     ),
     "tool result of nothing": (start(messages=[message("a", TOOL)]), ["messages[0].tool_call_id"]),
-    "arguments not JSON": (
+    "long arguments": (
         start(
             messages=[
-                message("a", ASSISTANT, tool_calls=[chat_pb2.ToolCall(id="c", name="f")]),
+                message("a", ASSISTANT, tool_calls=[_call_with("x" * (64 << 10) + "x")]),
                 message("b"),
             ]
         ),
