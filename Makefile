@@ -112,12 +112,13 @@ fmt: setup ## format code and protos
 	@ruff check --fix --quiet . || true
 	@buf format --write
 
-lint: setup ## ruff, the layers, buf lint and buf breaking
+lint: setup ## ruff, the layers, buf lint and buf breaking, whether the images' locks are complete (asks the package index)
 	@ruff check .
 	@ruff format --check .
 	@lint-imports
 	@buf lint
 	@$(BIN)/python -m tests.support.docs.breaking
+	@$(BIN)/python requirements/lock.py --check
 
 types: setup ## mypy --strict
 	@mypy
@@ -129,7 +130,7 @@ bench-long: setup ## what holds for minutes: soak, cancelled streams, restarts, 
 	@for name in soak cancelled_streams rolling_restart faults engine_fuzz fuzz wire_fuzz http1_fuzz openapi_fuzz hostile simulation parser_splits cost_fuzz required_calls tool_loops telemetry_cost; do \
 	  $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
-lock: ## resolve requirements/*.in anew and write requirements/*.lock
+lock: setup ## resolve requirements/*.in anew and write requirements/*.lock
 	@$(PYTHON) requirements/lock.py
 
 clean: ## remove .venv, .venv-vllm, .venv-deploy and caches

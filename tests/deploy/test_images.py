@@ -272,3 +272,24 @@ def test_images_on_a_cpu_choose_pytorch_as_setup_does() -> None:
         stage = _stage(f"{target}-build")
         assert f"install.py --torch{flags} > " in stage
         assert "ARG PIP_INDEX_URL" in stage
+
+
+@pytest.mark.parametrize(
+    ("stage", "imports", "checks"),
+    [
+        ("processor-build", "", True),
+        # Without their CUDA packages the requirements of SGLang and vLLM don't hold.
+        ("worker-cpu-build", "'sglang.srt.server_args'", False),
+        ("worker-vllm-cpu-build", "import torch, vllm", False),
+        ("worker-vllm-build", "import torch, vllm", True),
+        # install_worker.py calls `pip check`.
+        ("worker", "import torch, sglang", False),
+    ],
+)
+def test_a_build_ends_where_what_it_installed_cant_be_used(
+    stage: str, imports: str, *, checks: bool
+) -> None:
+    text = _stage(stage)
+    behind = text[text.rindex("/wheels") :]
+    assert imports in behind
+    assert checks == ("/opt/millstream/bin/python check" in behind)

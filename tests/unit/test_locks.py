@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -125,6 +128,11 @@ def test_the_cuda_lock_only_adds_to_the_cpu_lock() -> None:
     assert not _pins("torch-cuda.lock").keys() & _pins("cpu.lock").keys()
 
 
+@pytest.mark.parametrize("lock", ["gpu.lock", "vllm-gpu.lock"])
+def test_a_gpu_lock_has_the_libraries_of_torchs_cuda_build(lock: str) -> None:
+    assert _pins("torch-cuda.lock").keys() - _pins(lock).keys() == set()
+
+
 def test_nixl_is_the_one_for_torchs_cuda_version() -> None:
     (cuda,) = (name for name in _pins("torch-cuda.lock") if name.startswith("nvidia-cudnn-"))
     assert f"nixl-{cuda.rpartition('-')[2]}" in _pins("cpu.lock")
@@ -135,3 +143,29 @@ def test_a_missing_package_is_noticed() -> None:
     del pins["opentelemetry-exporter-http-transport"]
     (gap,) = _gaps(pins, ["opentelemetry-exporter-otlp-proto-http"], frozenset())
     assert gap.startswith("opentelemetry-exporter-http-transport, needed by opentelemetry-exporter")
+
+
+@pytest.mark.parametrize(
+    ("uv", "code", "sentence"),
+    [
+        ("cat $LOCK", 0, ""),
+        ("cat $LOCK; echo further==1.0", 1, "vllm-gpu.lock isn't what its own pins need: +further"),
+        ("grep -v triton== $LOCK", 1, "gpu.lock isn't what its own pins need: -triton=="),
+        ("echo No solution found >&2; exit 1", 1, "gpu.lock: No solution found"),
+        ("echo Failed to fetch >&2; exit 2", 0, "gpu.lock is NOT CHECKED: Failed to fetch"),
+    ],
+)
+def test_make_lint_resolves_each_lock_of_an_image_from_its_own_pins(
+    uv: str, code: int, sentence: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "uv"
+    program.write_text(f"#!/bin/sh\nfor LOCK; do :; done\n{uv}\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, ROOT / "requirements" / "lock.py", "--check"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
