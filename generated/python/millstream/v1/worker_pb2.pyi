@@ -183,6 +183,7 @@ class WorkerInfo(_message.Message):
     CONTRACT_VERSION_FIELD_NUMBER: _builtins.int
     BLOCK_HASHING_FIELD_NUMBER: _builtins.int
     KV_TRANSFER_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Random id of the process; a restarted worker has another."""
     role: Global___WorkerRole.ValueType
@@ -236,6 +237,8 @@ class WorkerInfo(_message.Message):
     """Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition."""
     block_hashing: _kv_events_pb2.BlockHashing.ValueType
     """How the hashes in WatchKvEvents are computed; unset: there are no KV events."""
+    device: _builtins.str
+    """What its engine runs on: "cuda", "cpu". Empty: not known, or a simulated engine."""
     @_builtins.property
     def abilities(self) -> _containers.RepeatedScalarFieldContainer[Global___EngineAbility.ValueType]:
         """Optional features."""
@@ -307,10 +310,11 @@ class WorkerInfo(_message.Message):
         contract_version: _builtins.str = ...,
         block_hashing: _kv_events_pb2.BlockHashing.ValueType = ...,
         kv_transfer: _kv_transfer_pb2.KvTransfer | None = ...,
+        device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion_model", b"diffusion_model", "embedding_model", b"embedding_model", "encoder", b"encoder", "kv_transfer", b"kv_transfer", "media_model", b"media_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "batched_controls", b"batched_controls", "block_hashing", b"block_hashing", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "contract_version", b"contract_version", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "dp_start", b"dp_start", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "kv_transfer", b"kv_transfer", "max_batched_tokens", b"max_batched_tokens", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "model_hash", b"model_hash", "reasoning_parser", b"reasoning_parser", "refused_fields", b"refused_fields", "role", b"role", "takes_adapters", b"takes_adapters", "tool_call_parser", b"tool_call_parser", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "batched_controls", b"batched_controls", "block_hashing", b"block_hashing", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "contract_version", b"contract_version", "device", b"device", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "dp_start", b"dp_start", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "kv_transfer", b"kv_transfer", "max_batched_tokens", b"max_batched_tokens", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "model_hash", b"model_hash", "reasoning_parser", b"reasoning_parser", "refused_fields", b"refused_fields", "role", b"role", "takes_adapters", b"takes_adapters", "tool_call_parser", b"tool_call_parser", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -337,7 +337,11 @@ export interface WorkerInfo {
    * PREFILL and DECODE workers: how they hand off. Unset, as before contract 1.2: legs are concurrent and
    * tickets have no engine_data, and the worker is paired with those of the same `engine` that need none.
    */
-  kvTransfer?: KvTransfer | undefined;
+  kvTransfer?:
+    | KvTransfer
+    | undefined;
+  /** What its engine runs on: "cuda", "cpu". Empty: not known, or a simulated engine. */
+  device: string;
 }
 
 /** LoraAdapter is a LoRA adapter that a worker has loaded. */
@@ -569,6 +573,7 @@ function createBaseWorkerInfo(): WorkerInfo {
     contractVersion: "",
     blockHashing: 0,
     kvTransfer: undefined,
+    device: "",
   };
 }
 
@@ -678,6 +683,9 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     }
     if (message.kvTransfer !== undefined) {
       KvTransfer.encode(message.kvTransfer, writer.uint32(258).fork()).join();
+    }
+    if (message.device !== "") {
+      writer.uint32(266).string(message.device);
     }
     return writer;
   },
@@ -961,6 +969,14 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
             message.kvTransfer = KvTransfer.decode(reader, reader.uint32());
             continue;
           }
+          case 33: {
+            if (tag !== 266) {
+              break;
+            }
+
+            message.device = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1115,6 +1131,7 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
         : isSet(object.kv_transfer)
         ? KvTransfer.fromJSON(object.kv_transfer)
         : undefined,
+      device: isSet(object.device) ? globalThis.String(object.device) : "",
     };
   },
 
@@ -1216,6 +1233,9 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     if (message.kvTransfer !== undefined) {
       obj.kvTransfer = KvTransfer.toJSON(message.kvTransfer);
     }
+    if (message.device !== "") {
+      obj.device = message.device;
+    }
     return obj;
   },
 
@@ -1268,6 +1288,7 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     message.kvTransfer = (object.kvTransfer !== undefined && object.kvTransfer !== null)
       ? KvTransfer.fromPartial(object.kvTransfer)
       : undefined;
+    message.device = object.device ?? "";
     return message;
   },
 };
