@@ -45,7 +45,9 @@ from tests.support.worker.hosted_worker import HostedWorker, host_settings, host
 
 SERVICE = "millstream.test.EmbeddingService"
 MODEL = "tiny-embedder"
-INFO = EngineInfo(engine="stub", engine_version="7", max_running_requests=8, weight_version="a")
+INFO = EngineInfo(
+    engine="stub", engine_version="7", max_running_requests=8, weight_version="a", device="cpu"
+)
 
 
 def _declare() -> None:
@@ -182,7 +184,7 @@ async def test_it_embeds_and_says_what_it_is_and_how_loaded() -> None:
         reports.cancel()
         info = (await one.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
         assert (info.model, info.engine, info.engine_version) == (MODEL, "stub", "7")
-        assert (info.max_running_requests, info.vocab_size) == (8, 0)
+        assert (info.max_running_requests, info.vocab_size, info.device) == (8, 0, "cpu")
         load = await one.about.WatchLoad(worker_pb2.WatchLoadRequest()).read()
         assert load.load.running_requests == 0
 
@@ -234,7 +236,7 @@ async def test_its_requests_are_spans_and_its_numbers_are_scraped() -> None:
     assert span.attributes["gen_ai.operation.name"] == "embeddings"
     assert parent.traceparent.split("-")[1:3] == [span.trace_id, span.span_id]
     labels = {"model": MODEL, "role": "aggregated"}
-    assert scraped.value("millstream_engine_info", engine="stub", **labels) == 1
+    assert scraped.value("millstream_engine_info", engine="stub", device="cpu", **labels) == 1
     assert scraped.value("stub:steps") >= 2
     assert scraped.value("millstream_serving", service=SERVICE) == 1
     ended = scraped.value(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -20,7 +21,7 @@ from millstream_server.diffusion.worker.app import MediaDiffusionSettings
 from millstream_server.diffusion.worker.text import TextDiffusionSettings
 from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.encode.worker.app import EncodeSettings
-from millstream_server.engines import registry
+from millstream_server.engines import adapter, registry, torch_on_cpu
 from millstream_server.engines.adapter import not_started
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.engines.registry import DIFFUSERS, EMBEDDERS, ENCODERS, GENERATORS
@@ -46,7 +47,8 @@ _SERVICES = [
 
 
 @pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(adapter, "torch_build", lambda: None)  # whatever `make setup` chose
     # What engines set for PyTorch on a CPU is not for the processes that other tests start.
     with mock.patch.dict(os.environ):
         yield
@@ -114,6 +116,92 @@ assert not found, found
 assert not {"torch", "sglang", "diffusers", "transformers"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# ---- what a start needs
+
+
+class _Machine:
+    """A machine without a GPU whose PyTorch is a CUDA build, unless told otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gpu, self.cuda = False, "13.0"
+        monkeypatch.setattr(adapter, "gpu_present", lambda: self.gpu)
+        monkeypatch.setattr(adapter, "torch_build", lambda: ("2.13.0", self.cuda))
+
+    def start(self, model: Path, device: str) -> str:
+        (model / "model_index.json").write_text("{}")
+        try:
+            _diffuser(Kind.IMAGE, model, "--device", device)
+        except SettingsError as error:
+            return str(error)
+        return ""
+
+
+def test_a_worker_that_was_meant_to_have_a_gpu_doesnt_start_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = _Machine(monkeypatch)
+    why = machine.start(tmp_path, "auto")
+    assert why.startswith("--device auto: PyTorch here is built for CUDA 13.0, and this process ")
+    for word in ("driver", "nvidia-smi", "runtime class", "nvidia.com/gpu", "--device cpu"):
+        assert word in why
+    assert machine.start(tmp_path, "cuda").startswith("--device cuda: this process sees no GPU")
+    assert machine.start(tmp_path, "cpu") == ""
+    machine.gpu = True
+    assert (machine.start(tmp_path, "auto"), machine.start(tmp_path, "cuda")) == ("", "")
+    machine.gpu, machine.cuda = False, ""
+    assert machine.start(tmp_path, "auto") == ""
+    assert machine.start(tmp_path, "cuda")
+    _diffuser(Kind.IMAGE, None, "--engine", "simulated", "--device", "cuda")
+
+
+def test_a_gpu_that_pytorch_cant_use_isnt_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = SimpleNamespace(
+        cuda=SimpleNamespace(is_available=lambda: False), version=SimpleNamespace(cuda="13.0")
+    )
+    monkeypatch.setattr(torch_on_cpu, "gpu_present", lambda: True)
+    with pytest.raises(RuntimeError, match="can't use the GPU here: look for the driver"):
+        torch_on_cpu.torch_device("auto", broken)
+    assert torch_on_cpu.torch_device("cpu", broken) == "cpu"
+    broken.version.cuda = None
+    assert torch_on_cpu.torch_device("auto", broken) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("absent", "module", "flags", "sentence"),
+    [
+        ("PIL", "encode", ["--engine", "simulated"], "PIL can't be imported here"),
+        ("av", "diffusion", ["--engine", "simulated"], "av can't be imported here"),
+        ("numpy", "embedding", ["--engine", "simulated"], "numpy can't be imported here"),
+        ("diffusers", "diffusion", [], "--engine diffusers: diffusers can't be imported here"),
+        ("sglang", "decode", ["--engine", "sglang"], "--engine sglang: sglang can't be imported"),
+        ("vllm", "decode", ["--engine", "vllm"], "--engine vllm: vllm can't be imported"),
+        ("torch", "embedding", ["--engine", "transformers"], "--engine transformers: torch can't"),
+    ],
+)
+def test_a_package_that_a_role_needs_is_missed_at_the_start(
+    tmp_path: Path, absent: str, module: str, flags: list[str], sentence: str
+) -> None:
+    for name in ("model_index.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+    program = f"""
+import runpy, sys
+sys.modules["{absent}"] = None
+sys.argv[0] = "{module}"
+runpy.run_module("millstream_server.{module}", run_name="__main__")
+"""
+    nowhere = ("--listen", "127.0.0.1:0", "--metrics-listen", "", "--device", "cpu")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *nowhere, "--model-path", str(tmp_path), *flags],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MILLSTREAM_TICKET_KEY": "ab" * 32},
+    )
+    assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "millstream-worker" in done.stderr
 
 
 # ---- images and videos to embeddings

@@ -21,6 +21,7 @@ _INFO = GeneratorInfo(
     max_running_requests=5,
     dp_size=4,
     weight_version="w",
+    device="cuda",
     vocab_size=100,
     context_length=50,
     block_size=2,

@@ -7,7 +7,6 @@ import enum
 import importlib.metadata
 import importlib.util
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from millstream_server.engines.torch_on_cpu import torch_build
 from millstream_server.runtime.lifecycle.python import wrong_python
 
 GIB = 2**30
@@ -265,11 +265,10 @@ def torch(*, has_gpu: bool, recipe: str) -> Iterator[Finding]:
 
     A CUDA build also runs on a CPU, but needs the CUDA libraries that it was linked with.
     """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
+    if (found := torch_build()) is None:
         yield miss("torch is not installed", recipe)
         return
-    version, cuda = torch_build(Path(spec.origin).with_name("version.py"))
+    version, cuda = found
     build = f"torch {version} ({'CUDA ' + cuda if cuda else 'CPU'} build)"
     if has_gpu and not cuda:
         yield miss(f"{build}, but there is a GPU", _GPU_RECIPE)
@@ -300,17 +299,6 @@ def _nixl_backend(cuda: str, recipe: str) -> Finding:
         if (version := _version(name)) is not None:
             return ok(f"{name} {version}")
     return miss(f"{' or '.join(names)} is not installed: KV transfer needs it", recipe)
-
-
-def torch_build(version_file: Path) -> tuple[str, str]:
-    """Read torch's version and CUDA version (empty: none) from a file of its build."""
-    try:
-        text = version_file.read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    version = re.search(r"^__version__\s*=\s*['\"](.+?)['\"]", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"](.+?)['\"]", text, re.MULTILINE)
-    return version[1] if version else "?", cuda[1] if cuda else ""
 
 
 def buf() -> Finding:

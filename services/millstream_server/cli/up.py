@@ -40,6 +40,7 @@ from millstream_server.cli.suite.plan import (
 )
 from millstream_server.cli.suite.processes import Child, StartError, Suite
 from millstream_server.cli.suite.running import announced
+from millstream_server.engines.torch_on_cpu import gpu_present
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.lifecycle.python import wrong_python
 from millstream_server.runtime.settings import unread_variables
@@ -171,6 +172,8 @@ def _children(
     env["PYTHONUNBUFFERED"] = "1"
     # Engines on the CPU share its cores; by default each would start a thread per core.
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(plan.services))))
+    if not gpu_present():  # PyTorch's CUDA build would refuse `auto`
+        env.setdefault("MILLSTREAM_DEVICE", "cpu")
     return [
         Child(
             service,

@@ -73,6 +73,8 @@ class EngineInfo:
     """Version of the weights that new requests run on."""
     adapters: tuple[LoraAdapter, ...] = ()
     """Loaded LoRA adapters, by name."""
+    device: str = ""
+    """What it runs on, "cuda" or "cpu"; empty: not known, or simulated."""
 
     def tasks(self, role: Role) -> frozenset[Task]:
         """Return what a worker of this role does, by itself or with others.

@@ -18,10 +18,12 @@ from millstream_server.diffusion.diffuser import Diffuser
 from millstream_server.diffusion.request import Kind
 from millstream_server.embedding.embedder import Embedder
 from millstream_server.encode.encoder import MediaEncoder
+from millstream_server.engines.torch_on_cpu import NO_GPU, gpu_present, torch_build
 from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.media.families.family import Family
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.runtime.lifecycle.python import lacking
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
 from millstream_server.runtime.settings.arguments import refuse_arguments
 from millstream_server.runtime.settings.declare import is_host_port
@@ -227,6 +229,24 @@ class Offer(Generic[EngineT]):
     follow: Callable[[Any, EngineContext], Follower] | None = None
     """Makes what runs a part of a model that another process serves; None: the engine runs in one
     process."""
+    packages: tuple[str, ...] = ()
+    """What it imports when it starts, PyTorch first; empty: nothing that may be missing."""
+
+    def expect(self, name: str, device: str) -> None:
+        """Check that the engine can start here.
+
+        Raises:
+            SettingsError: a package isn't there, or a GPU that it was meant to have: else it would
+                run on the CPU, healthy and slow.
+        """
+        if why := lacking(*self.packages):
+            raise SettingsError(f"--engine {name}: {why}")
+        if not self.packages or device == "cpu" or gpu_present():
+            return
+        _, cuda = torch_build() or ("", "")
+        if device == "cuda" or cuda:
+            why = "" if device == "cuda" else f"PyTorch here is built for CUDA {cuda}, and "
+            raise SettingsError(f"--device {device}: {why}this process sees no GPU: {NO_GPU}")
 
     def checked(self, name: str, own: Any, common: Any) -> Any:
         """Return ``common`` with the engine's own arguments read.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -14,6 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+NO_GPU = (
+    "look for the driver on the node (nvidia-smi), the runtime class of the pod and its resource, "
+    "such as nvidia.com/gpu; or say --device cpu"
+)
 _GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 DEFAULTS = {
@@ -39,8 +45,34 @@ def resolved(device: str) -> str:
 
 
 def torch_device(device: str, torch: Any) -> str:
-    """Return "cpu" or "cuda"; "auto" is the GPU where PyTorch can use one."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    """Return "cpu" or "cuda"; "auto" is the GPU where PyTorch can use one.
+
+    Raises:
+        RuntimeError: there is one, and PyTorch's CUDA build can't use it.
+    """
+    if device != "auto" or torch.cuda.is_available():
+        return "cuda" if device == "auto" else device
+    if gpu_present() and torch.version.cuda:
+        message = f"--device auto: PyTorch can't use the GPU here: {NO_GPU}."
+        raise RuntimeError(message)
+    return "cpu"
+
+
+def torch_build() -> tuple[str, str] | None:
+    """Read the version of the installed PyTorch and its CUDA version (empty: none), not import it.
+
+    Returns None if there is none.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    version = re.search(r"^__version__\s*=\s*['\"](.+?)['\"]", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"](.+?)['\"]", text, re.MULTILINE)
+    return version[1] if version else "?", cuda[1] if cuda else ""
 
 
 def torch_dtype(dtype: str, device: str, torch: Any) -> Any:

@@ -101,7 +101,7 @@ class _Process(Generic[InfoT]):
         if loaded is None:
             log.info("stopped before the model was loaded")
             return DRAINED
-        log.phase("serving", role=plan.role.value, model=plan.model)
+        log.phase("serving", role=plan.role.value, model=plan.model, device=loaded.device or "none")
         watch = EngineWatch(
             self._server.conditions, settings.stuck_limit_s, on_failure, self._host.silence
         )

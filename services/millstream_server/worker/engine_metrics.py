@@ -67,7 +67,7 @@ class EngineMetrics:
     def collect(self) -> Iterator[Metric]:
         if self._info is None or self._loop is None:
             return
-        versions = (self._info.engine, self._info.engine_version)
+        versions = (self._info.engine, self._info.engine_version, self._info.device)
         yield ENGINE_INFO.family(1, (*self._labels, *versions))
         self._ask(self._loop)
         if self._last is not None:

@@ -79,7 +79,8 @@ def _check_values(scrapes: dict[str, Scrape], seen: dict[str, Any]) -> None:
     assert busy.value("millstream_engine_running_requests", model="tiny") == 1
     assert busy.value("millstream_engine_used_blocks", model="tiny") > PROMPT
     assert busy.value("millstream_engine_total_blocks", model="tiny") == seen["total_blocks"]
-    assert busy.value("millstream_engine_info", engine="sglang", role="aggregated") == 1
+    labels = {"engine": "sglang", "role": "aggregated", "device": "cpu"}
+    assert busy.value("millstream_engine_info", **labels) == 1
 
 
 def _check_form(scrapes: dict[str, Scrape]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from millstream_server.engines.torch_on_cpu import gpu_present
 from tests.support.processes import forked
 from tests.support.processes.ports import free_port
 
@@ -89,6 +90,8 @@ class ServiceProcess:
                 {
                     # Several engines at once, on few cores.
                     "OMP_NUM_THREADS": "1",
+                    # PyTorch's CUDA build, which `make setup` may have chosen, wants a GPU.
+                    **({} if gpu_present() else {"MILLSTREAM_DEVICE": "cpu"}),
                     **os.environ,
                     "MILLSTREAM_TICKET_KEY": TICKET_KEY,
                     **self.env,

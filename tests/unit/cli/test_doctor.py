@@ -164,11 +164,12 @@ def test_what_up_all_will_need(
     ],
 )
 def test_torch_build_is_read_not_imported(
-    tmp_path: Path, text: str, expected: tuple[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: tuple[str, str]
 ) -> None:
-    file = tmp_path / "version.py"
-    file.write_text(text)
-    assert machine.torch_build(file) == expected
+    (tmp_path / "version.py").write_text(text)
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    assert machine.torch_build() == expected
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

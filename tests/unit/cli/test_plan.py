@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.cli import up
 from millstream_server.cli.main import parse
+from millstream_server.cli.suite.launching import Launcher
 from millstream_server.cli.suite.models import (
     FurtherModel,
     PlanError,
@@ -162,6 +164,17 @@ def test_a_model_for_vectors_gets_an_engine_and_flags_that_suit_it(tmp_path: Pat
     flags = FurtherModel(Task.RERANK, answering, "m").flags("sglang")
     assert (flags[1], flags[-2:]) == ("sglang", ["--rank-answers", "yes,no"])
     assert FurtherModel(Task.EMBEDDING, answering, "m").flags("sglang")[-1] == "m"
+
+
+def test_up_says_that_workers_run_on_the_cpu(
+    options: UpOptions, ports: PortClaims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(options, ports)
+    monkeypatch.delenv("MILLSTREAM_DEVICE", raising=False)
+    for gpu, device in ((False, "cpu"), (True, None)):
+        monkeypatch.setattr(up, "gpu_present", lambda gpu=gpu: gpu)
+        children = up._children(plan, plan.command, "key", Launcher(options.log_dir / "log"))
+        assert {child._env.get("MILLSTREAM_DEVICE") for child in children} == {device}
 
 
 def test_a_further_model_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def _states(model: str = "m") -> list[WorkerState]:
         role=worker_pb2.WORKER_ROLE_DECODE,
         model=model,
         weight_version="v7",
+        device="cpu",
     )
     info.adapters.add(name="sql")
     state = WorkerState("h:1", "decode-1", Reach.REACHED, serving=True, info=info)
@@ -52,13 +53,13 @@ def test_a_table_has_workers_ranks_problems_and_models() -> None:
     lines = [" ".join(line.split()) for line in _text(_states(), "ascii")]
     assert lines == [
         (
-            "worker role health run queue KV in use cached now in all tokens/s progress weights "
-            "adapters"
+            "worker role health run queue KV in use cached now in all tokens/s progress device "
+            "weights adapters"
         ),
-        "decode-1 h:1 decode serving 2 1 ###....... 30 % - 25 % - 0.2 s ago v7 sql",
+        "decode-1 h:1 decode serving 2 1 ###....... 30 % - 25 % - 0.2 s ago cpu v7 sql",
         "rank 0 1 0 - 0.2 s ago",
         "rank 1 1,500 tokens queued 1 0 - 0.2 s ago",
-        "h:2 - unreachable - - - - - - - - -",
+        "h:2 - unreachable - - - - - - - - - -",
         "h:2: unreachable for 10 s: Connection refused",
         "",
         "model serving run queue KV in use cached now in all tokens/s",
@@ -70,7 +71,8 @@ def test_columns_that_would_say_nothing_are_left_out() -> None:
     states = _states()
     assert states[0].info is not None
     del states[0].info.adapters[:]
-    assert "adapters" not in _text(states)[0]
+    states[0].info.device = ""
+    assert not {"adapters", "device"} & {*_text(states)[0].split()}
     assert "model" not in _text(states)[0]
     other = WorkerState("h:3", reach=Reach.REACHED, info=worker_pb2.WorkerInfo(model="n"))
     assert "model" in _text([*states, other])[0]

@@ -47,6 +47,9 @@ model_path: {{ . | quote }}
 {{- if eq $pool.role "prefill" }}
 bootstrap_port: 8998
 {{- end }}
+{{- if and $pool.gpu.resource (ne (include "millstream.engine" .) "simulated") }}
+device: cuda
+{{- end }}
 {{- if eq $pool.role "decode" }}
 mode: {{ include "millstream.mode" . }}
 {{- end }}

@@ -149,6 +149,7 @@ class Row:
     since_progress_s: float | None
     """The longest time that a busy rank has been without progress; None: none is busy."""
     weight_version: str
+    device: str
     adapters: tuple[str, ...]
     ranks: tuple[RankRow, ...]
     state: WorkerState
@@ -216,6 +217,7 @@ class Meter:
             tokens_per_s=tokens_per_s,
             since_progress_s=max(waits, default=None),
             weight_version=info.weight_version,
+            device=info.device,
             adapters=tuple(adapter.name for adapter in info.adapters),
             ranks=ranks,
             state=state,

@@ -20,10 +20,19 @@ _HIGH, _FULL = 0.8, 0.95
 _NOTHING = "-"
 _COLUMNS = (
     *("worker", "role", "model", "health", "run", "queue", "KV in use", "cached now", "in all"),
-    *("tokens/s", "progress", "weights", "adapters"),
+    *("tokens/s", "progress", "device", "weights", "adapters"),
 )
-_LEFT = ("processor", "worker", "role", "model", "health", "KV in use", "weights")
-_LEAST_FIRST = ("adapters", "bars", "addresses", "weights", "role", "in all", "cached now")
+_LEFT = ("processor", "worker", "role", "model", "health", "KV in use", "device", "weights")
+_LEAST_FIRST = (
+    "adapters",
+    "bars",
+    "addresses",
+    "weights",
+    "device",
+    "role",
+    "in all",
+    "cached now",
+)
 """What is left out on a narrow screen; addresses of workers that have a name."""
 _GAP = 2
 """Blanks between columns."""
@@ -122,8 +131,7 @@ def _workers(rows: Sequence[Row], signs: str, hidden: frozenset[str]) -> list[_L
     nothing = set()
     if len({row.model for row in rows if row.model}) <= 1:
         nothing.add("model")
-    if not any(row.adapters for row in rows):
-        nothing.add("adapters")
+    nothing |= {name for name in ("device", "adapters") if not any(getattr(r, name) for r in rows)}
     lines = []
     for row in rows:
         cells = _cells(row, signs, hidden)
@@ -144,6 +152,7 @@ def _cells(row: Row, signs: str, hidden: frozenset[str]) -> dict[str, str | Text
         "health": Text(row.health, style=row.mood.value),
         **_load(row, signs, hidden),
         "progress": _progress(row.since_progress_s) if row.ranks else _NOTHING,
+        "device": row.device or _NOTHING,
         "weights": row.weight_version or _NOTHING,
         "adapters": ", ".join(row.adapters) or _NOTHING,
     }

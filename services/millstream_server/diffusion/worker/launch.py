@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from millstream_server.runtime.lifecycle.main import main
+from millstream_server.runtime.lifecycle.python import expect_packages
 from millstream_server.runtime.settings import group, read_first, setting
 
 _PROG = "millstream-diffusion"
@@ -36,6 +37,7 @@ def launch() -> NoReturn:
     """Read `--kind`, then run the worker; each kind imports only what it needs."""
     if read_first(KindSettings).kind is DiffusionKind.TEXT:
         _launch_text()
+    expect_packages(_PROG, "PIL", "av", "numpy")
     from millstream_server.diffusion.worker.app import MediaDiffusionSettings, run  # noqa: PLC0415
 
     main(

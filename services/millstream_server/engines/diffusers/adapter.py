@@ -59,4 +59,7 @@ def _diffuser(own: DiffusersSettings, context: EngineContext) -> Diffuser:
     return DiffusersEngine(config)
 
 
-ADAPTER = Adapter(name="diffusers", diffuser=Offer(settings=DiffusersSettings, make=_diffuser))
+ADAPTER = Adapter(
+    name="diffusers",
+    diffuser=Offer(settings=DiffusersSettings, make=_diffuser, packages=("torch", "diffusers")),
+)

@@ -88,6 +88,7 @@ def describe(
     return GeneratorInfo(
         engine="sglang",
         engine_version=built.version,
+        device=config.resolved_device(),
         vocab_size=built.vocab_size,
         context_length=built.context_length,
         block_size=page_size,

@@ -190,6 +190,7 @@ def _describe(
     return EmbedderInfo(
         engine="sglang",
         engine_version=built.version,
+        device=str(built.server_args.get("device") or ""),
         max_running_requests=running,
         weight_version=str(built.server_args.get("weight_version") or ""),
         embeds=model.embeds,

@@ -55,7 +55,8 @@ class SglangTower:
         with _kept_process_state():
             self._load(_arguments(self._config.model_path, device, dtype))
         version = str(importlib.import_module("sglang").__version__)
-        return TowerFacts(engine="sglang", version=version, kind=f"sglang {version} {dtype}")
+        kind = f"sglang {version} {dtype}"
+        return TowerFacts(engine="sglang", version=version, kind=kind, device=device)
 
     def _load(self, arguments: dict[str, object]) -> None:
         server_args = importlib.import_module("sglang.srt.server_args")

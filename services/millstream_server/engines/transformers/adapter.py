@@ -99,7 +99,7 @@ def _embedder(_own: None, context: EngineContext) -> Embedder:
 
 ADAPTER = Adapter(
     name="transformers",
-    encoder=Offer(make=_encoder),
+    encoder=Offer(make=_encoder, packages=("torch", "transformers")),
     encodes=lambda _: True,
-    embedder=Offer(make=_embedder),
+    embedder=Offer(make=_embedder, packages=("torch", "transformers")),
 )

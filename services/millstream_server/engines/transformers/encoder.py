@@ -101,6 +101,7 @@ class TowerEncoder:
         info = EncoderInfo(
             engine=facts.engine,
             engine_version=facts.version,
+            device=facts.device,
             max_running_requests=_MAX_RUNNING,
             modalities=family.modalities,
             content=self._tower.content,

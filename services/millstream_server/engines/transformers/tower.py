@@ -60,6 +60,7 @@ class TowerFacts:
     version: str
     kind: str
     """What its rows depend on besides model and processor, such as its type of numbers."""
+    device: str = ""
 
 
 class Tower(Protocol):
@@ -106,6 +107,7 @@ class TransformersTower:
             engine="transformers",
             version=str(transformers.__version__),
             kind=f"transformers {transformers.__version__} {self._dtype}",
+            device=self._device,
         )
 
     def _place(self, module: Any, prefixes: Sequence[str]) -> Any:

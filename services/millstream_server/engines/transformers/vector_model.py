@@ -101,6 +101,7 @@ class VectorModel:
         return EmbedderInfo(
             engine="transformers",
             engine_version=str(transformers.__version__),
+            device=device,
             max_running_requests=chosen.max_running_requests or _RUNNING,
             embeds=width > 0,
             ranks=not width,

@@ -226,6 +226,7 @@ def _describe(
     return EmbedderInfo(
         engine="vllm",
         engine_version=built.vllm.version,
+        device=str(built.config.device_config.device_type),
         max_running_requests=int(scheduler.max_num_seqs),
         embeds=embeds,
         ranks=not embeds,

@@ -177,6 +177,7 @@ def describe(
     return GeneratorInfo(
         engine="vllm",
         engine_version=built.vllm.version,
+        device=str(vllm.device_config.device_type),
         vocab_size=built.vocab_size,
         # A longer request would wait for ever for blocks that there aren't.
         context_length=min(

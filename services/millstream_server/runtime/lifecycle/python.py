@@ -1,8 +1,12 @@
-"""Which Pythons services run on; the client library and the command line run on newer ones too."""
+"""Which Pythons services run on, and whether a role's packages are there.
+
+The client library and the command line run on newer Pythons too.
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 NEWEST = (3, 12)
 """As pyproject.toml's `services-python` says, which `make setup` reads. SGLang's pins decide it."""
@@ -15,3 +19,22 @@ def wrong_python() -> str:
     running = ".".join(map(str, sys.version_info[:3]))
     newest = ".".join(map(str, NEWEST))
     return f"services run on Python 3.11 to {newest}, and this is {running}"
+
+
+def lacking(*modules: str) -> str:
+    """Say which of these can't be imported, and where they are; empty if all can."""
+    if not (absent := [name for name in modules if find_spec(name) is None]):
+        return ""
+    return (
+        f"{', '.join(absent)} can't be imported here, which this worker needs. Its image is "
+        "millstream-worker, millstream-worker-cpu or, with --engine vllm, millstream-worker-vllm, "
+        "not millstream-processor; outside of containers run `make setup`, or pip install "
+        "'millstream[gpu]'"
+    )
+
+
+def expect_packages(prog: str, *modules: str) -> None:
+    """End the process with exit code 2 and a sentence if these can't be imported."""
+    if why := lacking(*modules):
+        sys.stderr.write(f"{prog}: {why}\n")
+        raise SystemExit(2)

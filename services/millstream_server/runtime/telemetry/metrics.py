@@ -344,7 +344,7 @@ _ENGINE = ("model", "role")
 ENGINE_INFO = ScrapedGauge(
     "millstream_engine_info",
     "1; its labels say what runs here",
-    (*_ENGINE, "engine", "engine_version"),
+    (*_ENGINE, "engine", "engine_version", "device"),
 )
 ENGINE_RUNNING = ScrapedGauge(
     "millstream_engine_running_requests", "Requests the engine is working on", _ENGINE

@@ -88,6 +88,7 @@ def describe(
     return DiffuserInfo(
         engine="sglang",
         engine_version=str(importlib.import_module("sglang").__version__),
+        device=config.resolved_device(),
         max_running_requests=1,
         kinds=frozenset({kind}),
         default_width=width,
