@@ -20,7 +20,8 @@ BUILDERS: Mapping[str, tuple[str, ...]] = {
     "docker": ("build",),
     "podman": ("build", "--format", "docker"),
     # Other formats have no health check.
-    "buildah": ("build", "--format", "docker"),
+    # And without layers each target builds the stages that targets share again.
+    "buildah": ("build", "--layers", "--format", "docker"),
 }
 """In the order in which they are tried."""
 VALUES = {

@@ -224,7 +224,7 @@ def test_make_images_takes_the_builder_that_works_and_prints_the_charts_values(
     ran = (tmp_path / "ran").read_text().splitlines()
     assert ran[:2] == ["docker info", "buildah info"]
     for line, target in zip(ran[2:], ("processor", "worker-vllm"), strict=True):
-        assert line.startswith("buildah build --format docker -f ")
+        assert line.startswith("buildah build --layers --format docker -f ")
         name = f"reg.example/llm/millstream-{target}:7"
         assert f"--target {target} -t {name} --build-arg A=b c " in line
     printed = yaml.safe_load(done.stdout.partition("-f:\n\n")[2])
