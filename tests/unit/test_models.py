@@ -11,7 +11,7 @@ import pytest
 from millstream_server.control.engine import Task
 from millstream_server.processor.models import ModelNames, Models
 from millstream_server.processor.settings import ProcessorSettings
-from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
 from millstream_server.runtime.settings import SettingsError, load
 
 _CHATS, _DIFFUSES = {Task.COMPLETE}, {Task.COMPLETE, Task.GENERATE_TEXT}
@@ -102,3 +102,15 @@ def test_names_that_mean_nothing_end_the_start(flag: str, value: str, why: str) 
     settings = _settings(flag, value)
     with pytest.raises(SettingsError, match=why):
         (settings.aliases if flag == "--model-alias" else settings.defaults)()
+
+
+def test_a_model_whose_files_cant_be_read_is_nobodys_default() -> None:
+    text: Any = SimpleNamespace(chat_template=SimpleNamespace(available=True))
+    router: Any = _Router({"good": _CHATS, "broken": _CHATS})
+    models = Models({"broken": None, "good": text}, router, broken={"broken"})
+    assert models.default(Task.CHAT) == "good"
+    assert models.default(Task.GENERATE_IMAGE) is None
+    assert models.text("") == ("good", text)
+    for call in (lambda: models.text("broken"), lambda: models.name_of("broken", Task.CHAT)):
+        with pytest.raises(UnavailableError, match="the files of 'broken' can't be read here"):
+            call()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
@@ -95,7 +95,8 @@ async def run(settings: ProcessorSettings) -> int:
     fleet = _fleet(settings, service, router)
     pacer = Pacer(settings.max_pace_s)
     texts: dict[str, TextModel | None] = dict.fromkeys(settings.model_directories())
-    core = _core(settings, service, router, fleet, pacer, texts=texts)
+    broken: set[str] = set()
+    core = _core(settings, service, router, fleet, pacer, texts=texts, broken=broken)
     server = service.prepare(_plan(settings, core))
     loading = server.conditions.own(LOADING, holds=True)
     add_services(server, core, fleet, http=settings.http, page=settings.page)
@@ -113,6 +114,7 @@ async def run(settings: ProcessorSettings) -> int:
             log.info("stopped before the models were read")
             return DRAINED
         texts.update(loaded)
+        broken |= texts.keys() - loaded.keys()
         await service.listen()
         loading.clear()
         log.info("models", names=",".join(core.models.names))
@@ -188,6 +190,7 @@ def _core(
     pacer: Pacer,
     *,
     texts: Mapping[str, TextModel | None],
+    broken: Collection[str],
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     front = Front(
@@ -196,6 +199,7 @@ def _core(
             router,
             ModelNames(settings.aliases(), settings.defaults()),
             settings.model_formats(),
+            broken,
         ),
         router,
         limits=_limits(settings),
@@ -310,8 +314,11 @@ def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
 async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:
     """Read the models' directories in a thread: a file system may hang, a template be large.
 
+    Of several models those whose directories can't be used are left out, and logged: one model must
+    not take the others away.
+
     Raises:
-        SettingsError: a directory can't be used.
+        SettingsError: none can be used.
     """
     threads = DaemonThreads(1, "models")
     try:
@@ -322,11 +329,27 @@ async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextM
 
 def _read_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:
     paths = {name: directory for name, directory in directories.items() if directory}
+    read: dict[str, TextModel | None] = dict.fromkeys(directories.keys() - paths.keys())
+    try:
+        return read | _read_all(paths)
+    except SettingsError:
+        if len(directories) == 1:
+            raise
+    for name, path in paths.items():
+        try:
+            read |= _read_all({name: path})
+        except SettingsError as error:
+            log.error("a model is unavailable: its files can't be read", model=name, reason=error)
+    if not read:
+        raise SettingsError("--models: none can be read; the lines above say why")
+    return read
+
+
+def _read_all(paths: Mapping[str, Path]) -> dict[str, TextModel | None]:
     for path in paths.values():
         expect_usable(path)
     try:
-        read = zip(paths, TextModel.load_all(list(paths.values())), strict=True)
-        return dict.fromkeys(directories) | dict(read)
+        return dict(zip(paths, TextModel.load_all(list(paths.values())), strict=True))
     except UnusableModelError as error:
         raise SettingsError(f"--models: {error}") from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     NoWorkerError,
+    UnavailableError,
 )
 
 _NO_FORMATS: Mapping[str, str] = {}
@@ -95,12 +96,15 @@ class Models:
         router: Router,
         names: ModelNames | None = None,
         formats: Mapping[str, str] = _NO_FORMATS,
+        broken: Collection[str] = (),
     ) -> None:
         """Serve ``texts``, by model name, on the workers of ``router``; None: without text.
 
-        ``formats`` has the formats that were set, by model.
+        ``formats`` has the formats that were set, by model; the files of ``broken`` ones can't be
+        read, and their requests fail.
         """
         self._texts = texts
+        self._broken = broken
         self._router = router
         self._given = names or ModelNames()
         self._formats = formats
@@ -124,8 +128,7 @@ class Models:
             found = self.default(task)
             if found is None:
                 raise InvalidRequestError.of(field, _which(self._able(task), task))
-            self._check(found, task, field)
-            return found
+            name = found
         name = self.known(name)
         self._check(name, task, field)
         return name
@@ -166,14 +169,21 @@ class Models:
 
         Raises:
             ModelNotFoundError: it isn't served here.
+            UnavailableError: its files can't be read.
         """
         name = self._given.aliases.get(name, name)
         if name not in self._texts:
             raise not_served(name)
+        if name in self._broken:
+            raise UnavailableError(
+                f"the files of {name!r} can't be read here; the log of the Processor says why"
+            )
         return name
 
     def _probable(self, name: str) -> frozenset[Task]:
         """Return what a model does or, before a worker has said it, what its files suggest."""
+        if name in self._broken:
+            return frozenset()
         if known := self._does(name):
             return known
         text = self._texts[name]
@@ -208,7 +218,7 @@ class Models:
         tasks = self._router.tasks(name)
         text = self._texts[name]
         if text is None:
-            return tasks & _WITHOUT_TEXT
+            return frozenset() if name in self._broken else tasks & _WITHOUT_TEXT
         if Task.COMPLETE in tasks and text.chat_template.available:
             return tasks | {Task.CHAT}
         return tasks
@@ -288,7 +298,7 @@ class Models:
             ModelStatus(
                 name,
                 text,
-                self._router.ready(name),
+                self._router.ready(name) and name not in self._broken,
                 self._router.of(name).limits,
                 self._router.connected(name),
                 self._modalities(name),
@@ -307,7 +317,7 @@ class Models:
         return self._router.of(name).modalities & family.modalities if family else frozenset()
 
     def ready(self) -> bool:
-        return all(self._router.ready(name) for name in self._texts)
+        return all(self._router.ready(name) for name in self._texts if name not in self._broken)
 
 
 def not_served(name: str) -> ModelNotFoundError:
