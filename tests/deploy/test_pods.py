@@ -80,6 +80,8 @@ def test_gpus_are_computed(parallelism: dict[str, int], per_pod: int, render: Re
     pool = pool_of(render("single-gpu", values=values), "decode")
     for kind in ("requests", "limits"):
         assert pool.container["resources"][kind]["nvidia.com/gpu"] == per_pod
+    # A process that is killed or ends with a sentence: its last lines are in the pod's status.
+    assert pool.container["terminationMessagePolicy"] == "FallbackToLogsOnError"
     # Where the GPU isn't seen the start ends, instead of a worker on the CPU.
     assert pool.config["device"] == "cuda"
     names = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from millstream.v1 import decode_pb2_grpc
-from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED
+from millstream.v1 import decode_pb2_grpc, processor_pb2
+from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, KILLED, PORT_FAILED
+from millstream_server.runtime.memory import out_of_memory_kills
 from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import complaints
-from tests.support.processes.simulated_suite import SimulatedSuite
+from tests.support.processes.simulated_suite import SimulatedSuite, channels_to
 from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import completion, gather, options
 from tests.support.wire.long_streams import server_status
 from tests.support.worker.worker_streams import decode_stream
 
@@ -158,6 +162,80 @@ async def test_a_processor_whose_models_cant_be_read_answers_probes_and_signals(
     log = front.log.read_text()
     assert "stopped before the models were read" in log
     assert complaints(log) == []
+
+
+async def test_a_model_whose_files_cant_be_read_doesnt_take_the_others_away(tmp_path: Path) -> None:
+    made = SimulatedSuite(tmp_path)
+    made.add_worker("tiny", model="tiny")
+    made.add_worker("broken", model="broken")
+    made.directories["broken"] = tmp_path / "without a tokenizer"
+    made.directories["broken"].mkdir()
+    front = made.add_processor("front")
+    try:
+        for service in made.services.values():
+            service.start()
+        await front.until_serving()
+        async with channels_to(front, 1) as (stub,):
+            listed = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
+            assert {model.name: model.ready for model in listed} == {"broken": False, "tiny": True}
+            answer = await gather(stub.Complete(completion([1, 2], options(3), model="tiny")))
+            assert answer.usage.completion_tokens == 3
+            text = processor_pb2.TokenizeRequest(model="broken", text="a")
+            for call in (
+                lambda: gather(stub.Complete(completion([1, 2], model="broken"))),
+                lambda: stub.Tokenize(text),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call()
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert "the files of 'broken' can't be read here" in str(refused.value.details())
+    finally:
+        for service in made.services.values():
+            service.kill()
+    (line,) = (line for line in front.log.read_text().splitlines() if "is unavailable" in line)
+    assert "model=broken" in line
+    assert "without a tokenizer" in line
+
+
+async def test_a_processor_none_of_whose_models_can_be_read_doesnt_start(tmp_path: Path) -> None:
+    made = SimulatedSuite(tmp_path)
+    made.models["a"] = ["127.0.0.1:1"]
+    front = made.add_processor("it", models=f"a={tmp_path / 'a'},b={tmp_path / 'b'}")
+    code, log = await _refused_to_start(front)
+    assert code == WRONG_SETTING
+    assert "--models: none can be read; the lines above say why" in log
+    assert "model=b" in log
+
+
+@pytest.mark.parametrize(("before", "after", "code"), [(2, 3, KILLED), (2, 2, FAILED)])
+def test_a_worker_whose_engine_was_killed_for_memory_says_so(
+    tmp_path: Path, before: int, after: int, code: int
+) -> None:
+    """The cgroup of its container counts what the kernel kills."""
+    program = f"""
+from pathlib import Path
+from millstream_server.runtime.lifecycle import main as life
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.memory import out_of_memory_kills
+here = Path({str(tmp_path)!r})
+life.out_of_memory_kills = lambda: out_of_memory_kills(here)
+async def app(settings):
+    here.joinpath("memory.events").write_text("oom 9\\noom_kill {after}\\n")
+    return life.FAILED
+life.main(ServiceSettings, app, prog="p", description="")
+"""
+    (tmp_path / "memory.events").write_text(f"low 0\noom 5\noom_kill {before}\n")
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert ("the kernel killed processes of this container" in done.stderr) == (code == KILLED)
+
+
+def test_both_versions_of_cgroups_tell_what_was_killed(tmp_path: Path) -> None:
+    assert out_of_memory_kills(tmp_path) == 0
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.oom_control").write_text("under_oom 0\noom_kill 4\n")
+    assert out_of_memory_kills(tmp_path) == 4
 
 
 async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(tmp_path: Path) -> None:

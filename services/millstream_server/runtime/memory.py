@@ -6,10 +6,13 @@ By itself glibc learns from the first large block that is freed to keep blocks o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import re
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _M_TRIM_THRESHOLD = -1
@@ -36,6 +39,16 @@ def trim_in_background() -> None:
     trim = _function("malloc_trim")
     if trim is not None:
         threading.Thread(target=trim, args=(0,), name="trim", daemon=True).start()
+
+
+def out_of_memory_kills(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many processes of this container the kernel killed for memory; 0: not known."""
+    for name in ("memory.events", "memory/memory.oom_control"):  # of cgroup v2 and v1
+        with contextlib.suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", (cgroup / name).read_text(), re.MULTILINE)
+            if found:
+                return int(found[1])
+    return 0
 
 
 def _function(name: str) -> Callable[..., Any] | None:

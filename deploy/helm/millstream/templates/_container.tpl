@@ -30,6 +30,8 @@ ports:
   - {name: rendezvous, containerPort: 20000}
   {{- end }}
 {{- include "millstream.probes" . | nindent 0 }}
+{{- /* `kubectl describe pod` then shows why a process ended: its last lines. */}}
+terminationMessagePolicy: FallbackToLogsOnError
 lifecycle:
   preStop:
     sleep: {seconds: {{ int $pool.drain.preStopSeconds }}}

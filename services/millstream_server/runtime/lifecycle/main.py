@@ -17,7 +17,7 @@ from millstream_server.runtime.lifecycle.python import wrong_python
 from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.lifecycle.stall_watch import StallWatch
-from millstream_server.runtime.memory import give_back_freed_memory
+from millstream_server.runtime.memory import give_back_freed_memory, out_of_memory_kills
 from millstream_server.runtime.rpc.grpc_server import plain_grpc_log
 from millstream_server.runtime.telemetry.log import configure, get_log
 
@@ -43,7 +43,8 @@ def main(
     """Read settings, run the app on a new event loop, exit with the app's code.
 
     Exit codes: 0 stopped by a signal, 1 failed, 2 a setting is wrong, 3 stopped by a signal with
-    requests cut off, 4 gRPC served its port no more.
+    requests cut off, 4 gRPC served its port no more, 137 failed after the kernel killed a process
+    for memory, as it were if the container's first one had been killed.
     """
     if why := wrong_python():
         raise SystemExit(f"{prog}: {why}")
@@ -57,6 +58,7 @@ def main(
     if unread := settings.unread_variables():
         log.warning("variables that no program reads", variables=", ".join(unread))
     plain_grpc_log()
+    killed = out_of_memory_kills()
     try:
         code = uvloop.run(_logged(app(loaded)))
     except settings.SettingsError as error:
@@ -64,7 +66,10 @@ def main(
         code = 2
     except OSError as error:
         log.error("the service failed", reason=error)
-        code = 1
+        code = FAILED
+    if code == FAILED and (count := out_of_memory_kills() - killed) > 0:
+        log.error("the kernel killed processes of this container for memory", processes=count)
+        code = KILLED
     raise SystemExit(code)
 
 
@@ -76,7 +81,7 @@ async def _logged(app: Coroutine[Any, Any, int]) -> int:
 
 # ---- the stop: SIGTERM and SIGINT ----------------------------------------------------------------
 
-DRAINED, FAILED, CUT_OFF, PORT_FAILED = 0, 1, 3, 4
+DRAINED, FAILED, CUT_OFF, PORT_FAILED, KILLED = 0, 1, 3, 4, 137
 """Exit codes of a service; 2 is a wrong setting."""
 _STOP_GRACE_S = 0.2
 _LAST_FRAMES_S = 0.5
