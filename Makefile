@@ -19,6 +19,8 @@ ARGS ?=
 TARGETS ?= processor worker
 REGISTRY ?=
 TAG ?=
+# `make release`: the project's version
+VERSION ?=
 # What `make test` hands to pytest, e.g. make test TESTS="tests/unit -k ticket"
 TESTS ?=
 # Processes that run tests side by side; auto: 2, and 1 if TESTS names files or single tests only
@@ -27,7 +29,7 @@ JOBS ?= auto
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help chart images images-check setup setup-vllm setup-deploy setup-clients up test test-vllm test-vllm-fleet test-vendor check gen gen-check gen-clients gen-clients-check \
+.PHONY: help chart images release images-check setup setup-vllm setup-deploy setup-clients up test test-vllm test-vllm-fleet test-vendor check gen gen-check gen-clients gen-clients-check \
   release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
@@ -103,6 +105,9 @@ chart: setup setup-deploy ## write what of the chart is made: its README, the se
 
 images: ## build container images, print the chart's values for them: make images TARGETS="processor worker-cpu" REGISTRY=… ARGS=…
 	@$(PYTHON) deploy/images/build.py --targets "$(TARGETS)" --registry "$(REGISTRY)" --tag "$(TAG)" --args '$(ARGS)'
+
+release: setup setup-deploy ## wheel, images, chart, bills of materials, checksums, into dist/: make release VERSION=… [REGISTRY=… pushes images and chart]
+	@$(BIN)/python deploy/images/release.py --version "$(VERSION)" --registry "$(REGISTRY)" --targets "$(TARGETS)" --args '$(ARGS)'
 
 images-check: setup setup-deploy ## build two images on a base made here, run them on real SGLang as the chart does (as root, 10 minutes)
 	@$(BIN)/python -m tests.images --args '$(ARGS)'
