@@ -173,7 +173,6 @@ def test_a_gpu_that_pytorch_cant_use_isnt_passed_over(monkeypatch: pytest.Monkey
     [
         ("PIL", "encode", ["--engine", "simulated"], "PIL can't be imported here"),
         ("av", "diffusion", ["--engine", "simulated"], "av can't be imported here"),
-        ("numpy", "embedding", ["--engine", "simulated"], "numpy can't be imported here"),
         ("diffusers", "diffusion", [], "--engine diffusers: diffusers can't be imported here"),
         ("sglang", "decode", ["--engine", "sglang"], "--engine sglang: sglang can't be imported"),
         ("vllm", "decode", ["--engine", "vllm"], "--engine vllm: vllm can't be imported"),

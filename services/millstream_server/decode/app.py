@@ -18,8 +18,7 @@ from millstream_server.engines.registry import adapter
 from millstream_server.generation.worker.app import Extend, Plan
 from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.media import families
-from millstream_server.runtime.lifecycle.python import lacking
-from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.runtime.settings import group, setting
 
 
 class DecodeMode(enum.Enum):
@@ -56,8 +55,6 @@ def media_of(settings: DecodeSettings) -> Extend:
         path, pixels = settings.model_path, adapter(settings.engine).pixels
         if fetcher is None or path is None or pixels is None or not _encodes(settings, path):
             return plan
-        if why := lacking("PIL", "av"):
-            raise SettingsError(f"--encode-media true: {why}")
         hosted = settings.encoding.hosted(pixels(path))
         options = EncodeOptions()  # nobody else may fetch pixels
         return with_encoding(plan, hosted, options, fetcher.use_local)

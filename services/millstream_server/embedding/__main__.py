@@ -4,9 +4,6 @@ from __future__ import annotations
 
 # Processes that an engine spawns import this module too, by another name.
 if __name__ == "__main__":
-    from millstream_server.runtime.lifecycle.python import expect_packages
-
-    expect_packages("millstream-embedding", "numpy")
     from millstream_server.embedding.worker.app import EmbeddingSettings, run
     from millstream_server.runtime.lifecycle.main import main
 

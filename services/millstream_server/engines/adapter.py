@@ -229,24 +229,6 @@ class Offer(Generic[EngineT]):
     follow: Callable[[Any, EngineContext], Follower] | None = None
     """Makes what runs a part of a model that another process serves; None: the engine runs in one
     process."""
-    packages: tuple[str, ...] = ()
-    """What it imports when it starts, PyTorch first; empty: nothing that may be missing."""
-
-    def expect(self, name: str, device: str) -> None:
-        """Check that the engine can start here.
-
-        Raises:
-            SettingsError: a package isn't there, or a GPU that it was meant to have: else it would
-                run on the CPU, healthy and slow.
-        """
-        if why := lacking(*self.packages):
-            raise SettingsError(f"--engine {name}: {why}")
-        if not self.packages or device == "cpu" or gpu_present():
-            return
-        _, cuda = torch_build() or ("", "")
-        if device == "cuda" or cuda:
-            why = "" if device == "cuda" else f"PyTorch here is built for CUDA {cuda}, and "
-            raise SettingsError(f"--device {device}: {why}this process sees no GPU: {NO_GPU}")
 
     def checked(self, name: str, own: Any, common: Any) -> Any:
         """Return ``common`` with the engine's own arguments read.
@@ -283,6 +265,8 @@ class Adapter:
     """An engine: its name, what it can do, and what `millstream up` has to know of it."""
 
     name: str
+    packages: tuple[str, ...] = ()
+    """What its engines import, PyTorch among it; empty: nothing that may be missing."""
     generator: Offer[GeneratorEngine] | None = None
     text_diffuser: Offer[GeneratorEngine] | None = None
     encoder: Offer[MediaEncoder] | None = None
@@ -303,6 +287,22 @@ class Adapter:
     suite_flags: Callable[[str, Path], Sequence[str]] = lambda _service, _model: ()
     """Flags that `millstream up` gives a worker of a service for a model, besides `--engine`, which
     encode workers don't get; "dllm": a diffusion worker that makes text. Raises SettingsError."""
+
+    def expect(self, device: str) -> None:
+        """Check that its engines can start here.
+
+        Raises:
+            SettingsError: a package isn't there, or a GPU that the worker was meant to have: else
+                it would run on the CPU, healthy and slow.
+        """
+        if why := lacking(*self.packages):
+            raise SettingsError(f"--engine {self.name}: {why}")
+        if not self.packages or device == "cpu" or gpu_present():
+            return
+        _, cuda = torch_build() or ("", "")
+        if device == "cuda" or cuda:
+            why = "" if device == "cuda" else f"PyTorch here is built for CUDA {cuda}, and "
+            raise SettingsError(f"--device {device}: {why}this process sees no GPU: {NO_GPU}")
 
 
 def model_folder(path: Path | None, engine: str, what: str, marker: str) -> Path:

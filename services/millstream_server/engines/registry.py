@@ -82,7 +82,7 @@ class Engines(Generic[EngineT]):
     def make(self, settings: Any, role: Role, **further: Any) -> EngineT:
         """Make a service's engine; nothing is loaded yet. ``further``: more of `EngineContext`."""
         offer, own = self._chosen(settings)
-        offer.expect(settings.engine, settings.common.device)
+        _BY_NAME[settings.engine].expect(settings.common.device)
         return offer.make(own, _context(settings, role, further))
 
     def follower(self, settings: Any, role: Role, **further: Any) -> Follower | None:
@@ -90,7 +90,7 @@ class Engines(Generic[EngineT]):
         offer, own = self._chosen(settings)
         if offer.follow is None or not settings.common.topology.follows:
             return None
-        offer.expect(settings.engine, settings.common.device)
+        _BY_NAME[settings.engine].expect(settings.common.device)
         return offer.follow(own, _context(settings, role, further))
 
     def _chosen(self, settings: Any) -> tuple[Offer[EngineT], Any]:

@@ -24,14 +24,7 @@ _COLUMNS = (
 )
 _LEFT = ("processor", "worker", "role", "model", "health", "KV in use", "device", "weights")
 _LEAST_FIRST = (
-    "adapters",
-    "bars",
-    "addresses",
-    "weights",
-    "device",
-    "role",
-    "in all",
-    "cached now",
+    *("adapters", "bars", "addresses", "weights", "device", "role", "in all", "cached now"),
 )
 """What is left out on a narrow screen; addresses of workers that have a name."""
 _GAP = 2

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
 from millstream_server.runtime.lifecycle.main import main
-from millstream_server.runtime.lifecycle.python import expect_packages
+from millstream_server.runtime.lifecycle.python import lacking
 from millstream_server.runtime.settings import group, read_first, setting
 
 _PROG = "millstream-diffusion"
@@ -37,7 +38,9 @@ def launch() -> NoReturn:
     """Read `--kind`, then run the worker; each kind imports only what it needs."""
     if read_first(KindSettings).kind is DiffusionKind.TEXT:
         _launch_text()
-    expect_packages(_PROG, "PIL", "av", "numpy")
+    if why := lacking("PIL", "av"):  # the imports below would say it by a traceback
+        sys.stderr.write(f"{_PROG}: {why}\n")
+        raise SystemExit(2)
     from millstream_server.diffusion.worker.app import MediaDiffusionSettings, run  # noqa: PLC0415
 
     main(

@@ -9,6 +9,7 @@ from millstream_server.encode.transfer.settings import EmbeddingStoreSettings
 from millstream_server.encode.transfer.store import EmbeddingStore
 from millstream_server.encode.worker.pipeline import HostedEncoder, PipelineOptions
 from millstream_server.media.items import MediaLimits
+from millstream_server.runtime.lifecycle.python import lacking
 from millstream_server.runtime.settings import SettingsError, group, setting
 
 _LIMITS = MediaLimits()
@@ -37,8 +38,10 @@ class EncodingSettings:
         """Make a hosted encoder; nothing is loaded yet.
 
         Raises:
-            SettingsError: a number that must be at least 1 is 0.
+            SettingsError: a number that must be at least 1 is 0, or what decodes isn't installed.
         """
+        if why := lacking("PIL", "av"):
+            raise SettingsError(why)
         for name in ("decoder_processes", "max_frames"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')}: must be at least 1")

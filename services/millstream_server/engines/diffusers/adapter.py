@@ -61,5 +61,6 @@ def _diffuser(own: DiffusersSettings, context: EngineContext) -> Diffuser:
 
 ADAPTER = Adapter(
     name="diffusers",
-    diffuser=Offer(settings=DiffusersSettings, make=_diffuser, packages=("torch", "diffusers")),
+    packages=("torch", "diffusers"),
+    diffuser=Offer(settings=DiffusersSettings, make=_diffuser),
 )

@@ -52,9 +52,7 @@ class LoadedPipeline:
         self._prompts = PromptCounter(self._pipe)
         self._watch_parts()
         self._schedulers = Schedulers(self._pipe.scheduler)
-        self.info = replace(
-            self._facts.info, schedulers=self._schedulers.names, device=self._device
-        )
+        self.info = replace(self._facts.info, schedulers=self._schedulers.names)
         self._schedulers.keep(lambda name: self._check(self._pipe, self._short(name)))
         self._image_pipe = _with_input_image(diffusers, self._pipe)
         self._image_schedulers: list[str] = []
@@ -64,6 +62,7 @@ class LoadedPipeline:
         self.info = replace(
             self.info,
             schedulers=self._schedulers.names,
+            device=self._device,
             image_to_image=bool(self._image_schedulers),
         )
 

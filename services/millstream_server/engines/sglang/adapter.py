@@ -301,34 +301,25 @@ def _suite_flags(service: str, _model: Path) -> list[str]:
     return ["--dllm-algorithm", "LowConfidence"] if service == "dllm" else []
 
 
-_PACKAGES = ("torch", "sglang")
 _TEXT: Offer[GeneratorEngine] = Offer(
     settings=SglangSettings,
     make=_generator,
     read_arguments=_read_for_text,
     follow=_text_follower,
-    packages=_PACKAGES,
 )
 
 ADAPTER = Adapter(
     name="sglang",
+    packages=("torch", "sglang"),
     generator=_TEXT,
     text_diffuser=_TEXT,
-    encoder=Offer(make=_encoder, packages=_PACKAGES),
+    encoder=Offer(make=_encoder),
     encodes=_encodes,
     pixels=transformers.pixels,
     diffuser=Offer(
-        settings=SglangDiffusionSettings,
-        make=_diffuser,
-        read_arguments=_read_for_diffusion,
-        packages=(*_PACKAGES, "diffusers"),
+        settings=SglangDiffusionSettings, make=_diffuser, read_arguments=_read_for_diffusion
     ),
-    embedder=Offer(
-        make=_embedder,
-        read_arguments=_read_for_vectors,
-        follow=_vector_follower,
-        packages=_PACKAGES,
-    ),
+    embedder=Offer(make=_embedder, read_arguments=_read_for_vectors, follow=_vector_follower),
     embeds=_embeds,
     preload="millstream_server.engines.sglang.preload:PRELOAD",
     suite_flags=_suite_flags,

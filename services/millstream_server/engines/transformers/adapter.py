@@ -99,7 +99,8 @@ def _embedder(_own: None, context: EngineContext) -> Embedder:
 
 ADAPTER = Adapter(
     name="transformers",
-    encoder=Offer(make=_encoder, packages=("torch", "transformers")),
+    packages=("torch", "transformers"),
+    encoder=Offer(make=_encoder),
     encodes=lambda _: True,
-    embedder=Offer(make=_embedder, packages=("torch", "transformers")),
+    embedder=Offer(make=_embedder),
 )

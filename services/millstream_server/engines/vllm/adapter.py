@@ -94,14 +94,10 @@ def _generator(own: VllmSettings, context: EngineContext) -> GeneratorEngine:
 
 ADAPTER = Adapter(
     name="vllm",
-    generator=Offer(
-        settings=VllmSettings,
-        make=_generator,
-        read_arguments=_read_for_text,
-        packages=("torch", "vllm"),
-    ),
+    packages=("torch", "vllm"),
+    generator=Offer(settings=VllmSettings, make=_generator, read_arguments=_read_for_text),
     pixels=transformers.pixels,
-    embedder=Offer(make=_embedder, read_arguments=_read_for_vectors, packages=("torch", "vllm")),
+    embedder=Offer(make=_embedder, read_arguments=_read_for_vectors),
     environment=OwnEnvironment("vllm", ".venv-vllm", "make setup-vllm"),
     preload="millstream_server.engines.vllm.preload:PRELOAD",
 )

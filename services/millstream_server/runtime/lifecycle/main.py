@@ -43,8 +43,7 @@ def main(
     """Read settings, run the app on a new event loop, exit with the app's code.
 
     Exit codes: 0 stopped by a signal, 1 failed, 2 a setting is wrong, 3 stopped by a signal with
-    requests cut off, 4 gRPC served its port no more, 137 failed after the kernel killed a process
-    for memory, as it were if the container's first one had been killed.
+    requests cut off, 4 gRPC served its port no more, 137 failed, a process was killed for memory.
     """
     if why := wrong_python():
         raise SystemExit(f"{prog}: {why}")

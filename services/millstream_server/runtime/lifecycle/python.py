@@ -1,7 +1,4 @@
-"""Which Pythons services run on, and whether a role's packages are there.
-
-The client library and the command line run on newer Pythons too.
-"""
+"""Which Pythons services run on, unlike the client library and commands; what is installed here."""
 
 from __future__ import annotations
 
@@ -31,10 +28,3 @@ def lacking(*modules: str) -> str:
         "not millstream-processor; outside of containers run `make setup`, or pip install "
         "'millstream[gpu]'"
     )
-
-
-def expect_packages(prog: str, *modules: str) -> None:
-    """End the process with exit code 2 and a sentence if these can't be imported."""
-    if why := lacking(*modules):
-        sys.stderr.write(f"{prog}: {why}\n")
-        raise SystemExit(2)
