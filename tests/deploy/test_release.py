@@ -51,8 +51,8 @@ class _Bench:
         (self.bin / "helm").symlink_to(tool("helm4"))
 
     def release(self, *flags: str, version: str = VERSION) -> subprocess.CompletedProcess[str]:
-        script = ROOT / "deploy" / "images" / "release.py"
-        command = [sys.executable, script, "--version", version, "--out", self.out, *flags]
+        script = str(ROOT / "deploy" / "images" / "release.py")
+        command = [sys.executable, script, "--version", version, "--out", str(self.out), *flags]
         path = f"{self.bin}:/usr/bin:/bin"
         return subprocess.run(
             command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path}
@@ -87,8 +87,9 @@ async def registry(tmp_path: Path) -> AsyncIterator[str]:
             return False
 
     with (tmp_path / "registry.log").open("wb") as log:
-        serve = (program, "serve", str(config))
-        server = await asyncio.create_subprocess_exec(*serve, stdout=log, stderr=log)
+        server = await asyncio.create_subprocess_exec(
+            str(program), "serve", str(config), stdout=log, stderr=log
+        )
     try:
         await until(answers, 60)
         yield address
@@ -169,7 +170,8 @@ def test_a_failed_push_ends_the_release_before_the_chart_is_pushed(bench: _Bench
 
 
 def test_the_workflows_are_valid_and_call_what_there_is() -> None:
-    linter = [tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *WORKFLOWS]
+    schema = ("--builtin-schema", "vendor.github-workflows")
+    linter: list[str | Path] = [tool("check-jsonschema"), *schema, *WORKFLOWS]
     done = subprocess.run(linter, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     commands = {

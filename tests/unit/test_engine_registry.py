@@ -191,8 +191,9 @@ sys.argv[0] = "{module}"
 runpy.run_module("millstream_server.{module}", run_name="__main__")
 """
     nowhere = ("--listen", "127.0.0.1:0", "--metrics-listen", "", "--device", "cpu")
+    model = () if "simulated" in flags else ("--model-path", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-c", program, *nowhere, "--model-path", str(tmp_path), *flags],
+        [sys.executable, "-c", program, *nowhere, *model, *flags],
         check=False,
         capture_output=True,
         text=True,

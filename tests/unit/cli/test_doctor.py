@@ -15,6 +15,7 @@ from millstream_server.cli.doctor import check_model
 from millstream_server.cli.machine import Finding, Level, miss, ok, warn
 from millstream_server.cli.main import main
 from millstream_server.cli.suite import models, plan
+from millstream_server.engines.torch_on_cpu import torch_build
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_torch_build_is_read_not_imported(
     (tmp_path / "version.py").write_text(text)
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-    assert machine.torch_build() == expected
+    assert torch_build() == expected
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
