@@ -120,3 +120,43 @@ def test_null_removes_a_pool_and_a_model_of_an_example(
 def test_names_stay_within_bounds_with_long_ones(render: Render) -> None:
     values = {"fullnameOverride": "a-release-with-a-name-of-sixty-three-characters-" + "x" * 15}
     assert broken_rules(render("pd", values=values), secrets=existing_secrets("pd")) == []
+
+
+def named(length: int, filler: str = "-") -> str:
+    """Make a name of a length, which would end badly wherever it is cut."""
+    return ("m" + filler * length)[: length - 1] + "m"
+
+
+MODELS = [named(length) for length in (1, 2, 6, 7, 12, 13, 20, 21, 25, 26, 31, 32, 36, 37, 40)]
+MODELS += [named(41), named(63), named(12, "."), named(63, "."), "x", "x-back", "a.b", "a-b"]
+
+
+@pytest.mark.parametrize(
+    ("release", "models"),
+    [
+        ("7", MODELS[::2]),
+        ("millstream", MODELS[1::2]),
+        (named(36), MODELS[4:12]),
+        (named(53), MODELS[12:]),
+    ],
+)
+def test_every_name_is_valid_and_there_once(
+    release: str, models: Sequence[str], render: Render
+) -> None:
+    """With names of all lengths at which one was, or is, cut."""
+    pools = {named(1 + 19 * i % 20): {"model": model} for i, model in enumerate(models)}
+    files = {m: {"uri": f"hf://o/{m}", "download": "job", "size": "1Gi"} for m in models}
+    values = {
+        "models": files,
+        "decode": {"enabled": True, "pools": pools},
+        "prefill": {"enabled": True, "pools": dict(list(pools.items())[::2])},
+        "encode": {"enabled": True, "pools": dict(list(pools.items())[1::2])},
+    }
+    assert broken_rules(render(values=values, release=release)) == []
+
+
+def test_what_cannot_be_named_is_refused(helm4: Helm) -> None:
+    with pytest.raises(RenderError, match="can't be the name of an object; shorten fullname"):
+        helm4.text("cpu-demo", values={"fullnameOverride": "x" * 250})
+    with pytest.raises(RenderError, match="maxLength: got 64, want 63"):
+        helm4.text("cpu-demo", values={"models": {"x" * 64: {}}})

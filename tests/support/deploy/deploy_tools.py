@@ -88,6 +88,7 @@ class Helm:
         sets: Sequence[str] = (),
         kubernetes: str = KUBERNETES[-1],
         apis: Sequence[str] = APIS,
+        release: str = RELEASE,
     ) -> str:
         """Render the chart.
 
@@ -97,11 +98,12 @@ class Helm:
             sets: `NAME=VALUE` each, over all others.
             kubernetes: the cluster's version.
             apis: what the cluster has beyond Kubernetes.
+            release: its name.
 
         Raises:
             RenderError: Helm refused.
         """
-        arguments = ["template", RELEASE, str(CHART), "--namespace", NAMESPACE]
+        arguments = ["template", release, str(CHART), "--namespace", NAMESPACE]
         arguments += ["--kube-version", f"{kubernetes}.0"]
         arguments += [word for api in apis for word in ("--api-versions", api)]
         return self._kept(arguments + _values(files, sets), values)

@@ -123,7 +123,8 @@ dns:{{ include "millstream.fit" . }}.{{ $root.Release.Namespace }}.svc.{{ $root.
 {{/* Not empty if the model has a pool of the role; with "engine", one that runs it; with "connector", one that hands off so. Takes (dict "root" $ "role" "prefill" "model" "llama"). */}}
 {{- define "millstream.hasPool" -}}
 {{- $wanted := . -}}
-{{- range include "millstream.pools" .root | fromYamlArray -}}
+{{- $_ := include "millstream.pools" .root -}}
+{{- range .root.Values.poolList -}}
 {{- if and (eq .role $wanted.role) (eq .model $wanted.model) (or (not $wanted.engine) (eq (include "millstream.engine" (dict "pool" .)) $wanted.engine))
   (or (not $wanted.connector) (eq (include "millstream.connector" (dict "pool" .)) $wanted.connector)) -}}true{{- end -}}
 {{- end -}}

@@ -1,32 +1,28 @@
 {{- define "millstream.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- include "millstream.cut" (list (default .Chart.Name .Values.nameOverride) 40) -}}
 {{- end -}}
 
-{{/* The beginning of all names; `millstream.fit` makes names of it. With a letter first: a Service's name must have one. */}}
+{{/* The beginning of all names. With a letter first: a Service's name must have one. */}}
 {{- define "millstream.fullname" -}}
-{{- $name := include "millstream.wantedName" . -}}
-{{- regexMatch "^[0-9]" $name | ternary (printf "r%s" $name) $name -}}
+{{- $name := include "millstream.name" . -}}
+{{- $whole := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- regexReplaceAll "^[0-9]" (.Values.fullnameOverride | default $whole | replace "." "-") "r${0}" -}}
 {{- end -}}
 
-{{- define "millstream.wantedName" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | replace "." "-" -}}
-{{- else if contains (include "millstream.name" .) .Release.Name -}}
-{{- .Release.Name | replace "." "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "millstream.name" .) | replace "." "-" -}}
-{{- end -}}
+{{/* The first characters of a name, without a dash or dot at the end. Takes (list "name" 40). */}}
+{{- define "millstream.cut" -}}
+{{- regexReplaceAll "[-.]+$" (index . 0 | trunc (index . 1)) "" -}}
 {{- end -}}
 
 {{/* `<fullname>-<suffix>`, at most 46 characters, which leaves room for what Kubernetes and LeaderWorkerSet
 append to the names of pods. A longer fullname is cut and gets a digest, so that two long releases
-never share a name. Takes (list $root "suffix"). */}}
+never share a name. Takes (list $root "suffix"), of at most 32 characters. */}}
 {{- define "millstream.fit" -}}
 {{- $base := include "millstream.fullname" (index . 0) -}}
 {{- $suffix := index . 1 | replace "." "-" -}}
 {{- $room := sub 45 (len $suffix) | int -}}
 {{- if gt (len $base) $room -}}
-{{- $base = printf "%s-%s" ($base | trunc (int (sub $room 9)) | trimSuffix "-") (sha256sum $base | trunc 8) -}}
+{{- $base = printf "%s-%s" (include "millstream.cut" (list $base (int (sub $room 9)))) (sha256sum $base | trunc 8) -}}
 {{- end -}}
 {{- printf "%s-%s" $base $suffix -}}
 {{- end -}}
@@ -48,6 +44,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* The metadata of an object: the release's labels and annotations, under its own. Takes (dict "root" $ "name" "…"), and where the
 object has them "namespace", "labels", "annotations". */}}
 {{- define "millstream.metadata" -}}
+{{- if or (gt (len .name) 253) (not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .name)) -}}
+{{- printf "%q can't be the name of an object; shorten fullnameOverride" .name | fail -}}
+{{- end -}}
 name: {{ .name | quote }}
 namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 {{ include "millstream.tags" . }}

@@ -25,7 +25,8 @@ Processor needs its tokenizer: not for images and videos). Takes the root contex
 {{- define "millstream.servedModels" -}}
 {{- $root := . -}}
 {{- $served := dict -}}
-{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- $_ := include "millstream.pools" . -}}
+{{- range $pool := .Values.poolList -}}
 {{- if and $pool.worker (hasKey $root.Values.models $pool.model) -}}
 {{- $tokenizer := ne (include "millstream.makesMedia" (dict "pool" $pool)) "true" -}}
 {{- $_ := set $served $pool.model (merge (dict "tokenizer" $tokenizer) (index $root.Values.models $pool.model)) -}}
@@ -54,7 +55,7 @@ doesn't name, and then can't roll back. Takes (list $root $key).
 */}}
 {{- define "millstream.claim" -}}
 {{- $key := index . 1 -}}
-{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" ($key | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $key | trunc 8))) -}}
+{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" (include "millstream.cut" (list $key 12)) (sha256sum $key | trunc 8))) -}}
 {{- end -}}
 
 {{/* The directory in that claim of one URI and revision: pods of before an upgrade keep theirs. Takes a model. */}}
@@ -92,9 +93,9 @@ volumeMounts:
   {{- .mounts | toYaml | nindent 2 }}
 {{- end -}}
 
-{{/* A model's key without dots, and not the same as another's: `a.b` and `a-b` may both be there. */}}
+{{/* A model's key for names: without dots, 49 characters at most, and not the same as another's: `a.b` and `a-b` may both be there. */}}
 {{- define "millstream.dashed" -}}
-{{- . | replace "." "-" -}}{{- if contains "." . }}-{{ sha256sum . | trunc 8 }}{{ end -}}
+{{- include "millstream.cut" (list . 40) | replace "." "-" -}}{{- if or (contains "." .) (gt (len .) 40) }}-{{ sha256sum . | trunc 8 }}{{ end -}}
 {{- end -}}
 
 {{/* Volume of a model's files, without its name. Takes (list $root $key $model). */}}

@@ -43,17 +43,18 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 {{- end -}}
 {{- range $model, $roles := $models -}}
 {{- $of := dict "millstream.io/model" $model -}}
+{{- $name := include "millstream.dashed" $model -}}
 {{- $prefill := dict "components" (list "prefill") "labels" $of -}}
 {{- $decode := dict "components" (list "decode") "labels" $of -}}
 {{- $encode := dict "components" (list "encode") "labels" $of -}}
 {{- if and $roles.prefill $roles.decode }}
-- {{ dict "name" (printf "kv-%s" $model) "from" $decode "to" $prefill "ports" (list "bootstrap" "engine") "bootstrapPorts" $roles.bootstrapPorts | toJson }}
-- {{ dict "name" (printf "kv-%s-back" $model) "from" $prefill "to" $decode "ports" (list "engine") | toJson }}
+- {{ dict "name" (printf "kv-%s" $name) "from" $decode "to" $prefill "ports" (list "bootstrap" "engine") "bootstrapPorts" $roles.bootstrapPorts | toJson }}
+- {{ dict "name" (printf "back-kv-%s" $name) "from" $prefill "to" $decode "ports" (list "engine") | toJson }}
 {{- end -}}
 {{- range $part, $from := dict "prefill" $prefill "aggregated" $decode -}}
 {{- if and $roles.encode (index $roles $part) }}
-- {{ dict "name" (printf "embeddings-%s-%s" $part $model) "from" $from "to" $encode "ports" (list "grpc" "engine") | toJson }}
-- {{ dict "name" (printf "embeddings-%s-%s-back" $part $model) "from" $encode "to" $from "ports" (list "engine") | toJson }}
+- {{ dict "name" (printf "embeddings-%s-%s" $part $name) "from" $from "to" $encode "ports" (list "grpc" "engine") | toJson }}
+- {{ dict "name" (printf "back-embeddings-%s-%s" $part $name) "from" $encode "to" $from "ports" (list "engine") | toJson }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

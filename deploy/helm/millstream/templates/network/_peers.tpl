@@ -13,12 +13,12 @@ podSelector:
   {{- end }}
 {{- end -}}
 
-{{/* The beginning of a policy. Takes the same, and "name". */}}
+{{/* The beginning of a policy. Its name may be long: no pod has it. Takes the same, and "name". */}}
 {{- define "millstream.policy" -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
-  {{- include "millstream.metadata" (dict "root" .root "name" (include "millstream.fit" (list .root (printf "net-%s" .name)))) | nindent 2 }}
+  {{- include "millstream.metadata" (dict "root" .root "name" (printf "%s-net-%s" (include "millstream.fullname" .root) .name)) | nindent 2 }}
 spec:
   {{- include "millstream.pods" . | nindent 2 }}
 {{- end -}}
