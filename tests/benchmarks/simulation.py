@@ -3,6 +3,7 @@
     python -m tests.benchmarks.simulation                          # 10,000 requests, half a minute
     python -m tests.benchmarks.simulation --requests 1000000 --jobs 2     # most of an hour
     python -m tests.benchmarks.simulation --seed 4711 --shrink     # one seed, and its smallest part
+    python -m tests.benchmarks.simulation --rolling                # a stale DNS, one pod a role
 
 Processors, their links, the routing, the workers and the Python client are real and run in one
 process, on an event loop with a clock of its own and a simulated network between them
@@ -25,7 +26,7 @@ import time
 from collections import Counter
 from functools import partial
 
-from tests.support.simulation.scenarios import scenario, shrunk
+from tests.support.simulation.scenarios import rolling, scenario, shrunk
 from tests.support.simulation.suite import Scenario, play
 
 _FEW = 9
@@ -42,7 +43,8 @@ def main() -> int:
     broken = done = 0
     until_s = time.monotonic() + given.seconds
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
-        played = pool.imap_unordered(partial(_play, each=given.each), seeds)
+        play_one = partial(_play, each=given.each, rolls=given.rolling)
+        played = pool.imap_unordered(play_one, seeds)
         for done, (seed, wrong, ended) in enumerate(played, 1):
             ends.update(ended)
             if wrong:
@@ -86,10 +88,11 @@ def _say(*lines: object) -> None:
     sys.stdout.flush()
 
 
-def _play(seed: int, each: int) -> tuple[int, list[str], dict[str, int]]:
+def _play(seed: int, each: int, *, rolls: bool) -> tuple[int, list[str], dict[str, int]]:
     logging.disable(logging.CRITICAL)
-    result = play(scenario(seed, each))
-    return seed, result.wrong, result.ends
+    result = play((rolling if rolls else scenario)(seed, each))
+    lost = [f"ended with {code}" for code in result.ends if rolls and code != "OK"]
+    return seed, result.wrong + lost, result.ends
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--each", type=int, default=100, help="requests of one seed")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--rolling", action="store_true", help="nothing but rolling restarts")
     parser.add_argument("--seed", type=int, help="play this one, and show it")
     parser.add_argument("--shrink", action="store_true", help="with --seed: look for less of it")
     return parser

@@ -60,7 +60,7 @@ def workloads(manifests: Sequence[Manifest]) -> set[tuple[str, str]]:
         {"downloads": {"tolerations": [{"operator": "Exists"}], "limitSeconds": 60}},
         {"models": {"llama": {"revision": "v2", "size": "300Gi"}}},
         {"models": {"llama": {"servedName": "other"}}},
-        {"discovery": {"kind": "endpointslices"}, "networkPolicy": {"enabled": False}},
+        {"discovery": {"kind": "dns", "dnsTtlSeconds": 5}, "networkPolicy": {"enabled": False}},
         {"security": {"apiKeys": {"enabled": True}}},
         {"security": {"tls": {"enabled": True, "existingSecret": "certificates"}}},
         {

@@ -42,17 +42,17 @@ ALWAYS = {
     "Pod": "check",
     "PodMonitor": "",
     "PrometheusRule": "",
+    "Role": "discovery",
+    "RoleBinding": "discovery",
     "Secret": "ticket-key",
     "Service": "processor processors workers",
     "ServiceAccount": "processor worker",
 }
 SECURED = {
     "Certificate": "processor-tls encode-tls prefill-tls decode-tls diffusion-tls embedding-tls",
-    "Role": "discovery",
-    "RoleBinding": "discovery",
     "Secret": "ticket-key api-keys",
 }
-"""What `all` has beyond: certificates, keys, EndpointSlices."""
+"""What `all` has beyond: certificates, keys."""
 
 
 def names(manifests: Sequence[Manifest]) -> Names:
@@ -87,7 +87,11 @@ SWITCHES: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({"poolDefaults": {"pdb": {"enabled": False}}}, {}, "PodDisruptionBudget"),
     ({"networkPolicy": {"enabled": False}}, {}, "NetworkPolicy"),
     ({"helmTest": {"enabled": False}}, {}, "Pod"),
-    ({"serviceAccount": {"create": False}}, {}, "ServiceAccount"),
+    (
+        {"serviceAccount": {"create": False, "processorName": "watcher"}},
+        {},
+        "ServiceAccount",
+    ),
     ({"monitoring": {"podMonitor": {"enabled": False}}}, {}, "PodMonitor"),
     ({"monitoring": {"rules": {"enabled": False}}}, {}, "PrometheusRule"),
     ({"security": {"ticketKey": {"existingSecret": "mine"}}}, {}, "Secret"),
@@ -221,7 +225,8 @@ def test_replicas_are_spread_and_rolled_out_as_the_values_say(render: Render) ->
         assert all(selects(one["labelSelector"], labels) for one in spread.values())
         spec = pool.workload["spec"]
         if pool.workload["kind"] == "Deployment":
-            assert (spec["minReadySeconds"], spec["strategy"]["type"]) == (5, "RollingUpdate")
+            ready_s = 35 if pool.role == "processor" else 5
+            assert (spec["minReadySeconds"], spec["strategy"]["type"]) == (ready_s, "RollingUpdate")
         else:
             assert spec["startupPolicy"] == "LeaderCreated"
             group = spec["leaderWorkerTemplate"]

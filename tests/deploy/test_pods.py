@@ -290,9 +290,10 @@ def test_rdma_has_a_restricted_form_and_one_as_root(render: Render) -> None:
 
 
 def test_only_a_processor_that_watches_endpoint_slices_has_a_token(render: Render) -> None:
-    for name in values_files():
-        manifests = render(name)
-        watches = bool(objects(manifests, "Role"))
+    by_dns = {"discovery": {"kind": "dns", "dnsTtlSeconds": 5}}
+    renders = [(render(name), True) for name in values_files()]
+    for manifests, watches in [*renders, (render("pd", values=by_dns), False)]:
+        assert bool(objects(manifests, "Role")) is watches
         for workload, template in workloads(manifests):
             component = workload["metadata"]["labels"]["app.kubernetes.io/component"]
             expected = watches and component == "processor"

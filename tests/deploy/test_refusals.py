@@ -188,8 +188,22 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "name the Processor's account in serviceAccount.processorName",
         {
             **decode(),
-            "discovery": {"kind": "endpointslices"},
             "serviceAccount": {"create": False},
+        },
+    ),
+    (
+        "whose answers may be 30 s old, and decode.pools.main replaces a pod after 10 s",
+        {**decode(), "discovery": {"kind": "dns"}},
+    ),
+    (
+        "whose answers may be 30 s old, and decode.pools.main replaces a pod after 20 s",
+        {
+            **decode(
+                parallelism={"nodes": 2},
+                rollout={"minReadySeconds": 60},
+                drain={"preStopSeconds": 20},
+            ),
+            "discovery": {"kind": "dns"},
         },
     ),
     (

@@ -311,8 +311,10 @@ async def _is_taken(stream: Stream) -> bool:
     return False
 
 
-async def test_a_peer_that_never_closes_its_stream_holds_no_worker(tmp_path: Path) -> None:
-    async with lone_worker(tmp_path, propagation_s=0) as (worker, channel):
+async def test_a_peer_that_never_closes_its_stream_holds_a_worker_for_its_drain(
+    tmp_path: Path,
+) -> None:
+    async with lone_worker(tmp_path, propagation_s=0, drain_s=2) as (worker, channel):
         stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
         assert await _is_taken(stream)
         worker.terminate()
@@ -332,6 +334,7 @@ async def test_a_prefill_worker_sees_its_prompts_out(tmp_path: Path) -> None:
         # Nobody comes for its KV cache, which is the request's own end, and waited for.
         (view,) = await stream.ended(0)
         assert view.reason == "KV_TRANSFER_FAILED"
+        await stream.drain()
         assert await exit_code(worker, 3) == DRAINED
     assert complaints(worker.log.read_text()) == []
 

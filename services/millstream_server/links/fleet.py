@@ -25,8 +25,9 @@ from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink, WorkerStreams
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.media.items import MediaFile
-from millstream_server.routing.discovery.sources import Discovery, follow
+from millstream_server.routing.discovery.sources import Addresses, Discovery, follow, round_s
 from millstream_server.routing.router import Router
+from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.telemetry.log import get_log
@@ -41,7 +42,8 @@ class Fleet:
     """Keeps a link to every discovered worker, and adds its view to the router.
 
     A worker that is no longer discovered gets no new requests; its link closes when its open
-    requests have ended. If it is discovered again before, it gets a second link.
+    requests have ended. If it is discovered again before, it gets a second link. One that drains is
+    kept for a while where no other does what it does: discovery may know the next one later.
     """
 
     def __init__(
@@ -62,6 +64,9 @@ class Fleet:
         self._discovery = discovery
         self._router = router
         self._open_channel = functools.partial(GrpcChannel, tls=tls, tracing=tracing)
+        self._keeps = round_s(discovery) > 0
+        self._found: Addresses = frozenset()
+        """What discovery names now."""
         self._links: dict[str, WorkerLink] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -129,18 +134,41 @@ class Fleet:
             await follow(self._discovery, lambda addresses: self._follow(addresses, group))
 
     def _follow(self, addresses: Collection[str], group: asyncio.TaskGroup) -> None:
-        for address in sorted(self._links.keys() - set(addresses)):
-            log.info("worker no longer discovered", worker=address)
-            self._links.pop(address).retire()
-        for address in sorted(set(addresses) - self._links.keys()):
+        self._found = frozenset(addresses)
+        self._let_go()
+        for address in sorted(self._found - self._links.keys()):
             link = self._links[address] = WorkerLink(
                 address,
                 self._open_channel,
-                self._router.changed,
+                self._changed,
+                is_last=self._is_last,
                 prefixes=self._router.prefixes,
                 unread=self.unread,
             )
             group.create_task(self._keep(link))
+
+    def _changed(self) -> None:
+        self._router.changed()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave workers that discovery doesn't name, or that drain while another does the same."""
+        for address, link in sorted(self._links.items()):
+            kept = link.status.kept and self._is_last(link.view)
+            if address not in self._found and not kept and self._links.pop(address, None):
+                log.info("worker no longer discovered", worker=address)
+                link.retire()
+            elif link.status.kept and not kept:
+                link.let_go()
+
+    def _is_last(self, view: WorkerView) -> bool:
+        """Return whether no other worker does what one does, and discovery may find another."""
+        own = view.last_description
+        others = (link for link in self._links.values() if not link.status.kept)
+        found = (link.view.description for link in others if link.view is not view)
+        return self._keeps and not any(
+            own and of and (of.model, of.role) == (own.model, own.role) for of in found
+        )
 
     async def _keep(self, link: WorkerLink) -> None:
         self._router.add(link.view)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +38,8 @@ log = get_log(__name__)
 
 _RETRY_S = 0.5
 _INFO_TIMEOUT_S = 5.0
+_KEPT_S = 45.0
+"""How long a worker that drains is kept while there is no other: a DNS answer may be 30 s old."""
 _SILENCE_S = 30.0
 """A worker reports its load at least every 10 s; one that misses three reports counts as stuck.
 gRPC's pings don't show that: its own threads answer them, even if the event loop hangs."""
@@ -89,11 +90,13 @@ class WorkerLink:
         open_channel: Callable[[str], Channel],
         on_change: Callable[[], None],
         *,
+        is_last: Callable[[WorkerView], bool] = lambda _: False,
         prefixes: Prefixes | None = None,
         unread: UnreadOutput | None = None,
     ) -> None:
         """Link to ``address``; ``on_change`` is called after a change of `view.description`.
 
+        ``is_last`` tells whether a worker that drains is to be kept, until `let_go`.
         KV events are followed for ``prefixes``; None: they aren't. ``unread`` bounds the output
         that gathers.
         """
@@ -102,6 +105,7 @@ class WorkerLink:
         self.streams: WorkerStreams | None = None
         """Those of the current connection."""
         self._open_channel = open_channel
+        self._is_last = is_last
         self._unread = unread or UnreadOutput()
         self._kv = KvWatch(prefixes, self.view) if prefixes else None
         self._closed = False
@@ -119,6 +123,18 @@ class WorkerLink:
     def retire(self) -> None:
         """Accept no new requests; `run` returns once the open ones have ended."""
         self._leave(WorkerCondition.RETIRED)
+
+    def let_go(self) -> None:
+        """Accept no new requests if it is kept although it drains."""
+        if self.status.kept:
+            self._leave(WorkerCondition.DRAINING)
+
+    def _drains(self) -> None:
+        if not self._is_last(self.view):
+            self._leave(WorkerCondition.DRAINING)
+        elif not self.status.kept:
+            self.status.keep()
+            asyncio.get_running_loop().call_later(_KEPT_S, self.let_go)
 
     def close(self) -> None:
         """Connect no more; called before `run` is cancelled.
@@ -151,8 +167,8 @@ class WorkerLink:
             _GET_INFO, worker_pb2.GetWorkerInfoRequest(), timeout_s=_INFO_TIMEOUT_S, wait=True
         )
         description = description_from_proto(response.info)
-        draining = functools.partial(self._leave, WorkerCondition.DRAINING)
-        streams = WorkerStreams(Connection(channel, description, self.view, draining), self._unread)
+        connection = Connection(channel, description, self.view, self._drains)
+        streams = WorkerStreams(connection, self._unread)
         health_service = streams.all[0].rpc.service
         self.status.connected(description)
         self.streams = streams
@@ -275,6 +291,8 @@ class WorkerStatus:
     def __init__(self, view: WorkerView, on_change: Callable[[], None]) -> None:
         """Start as not connected; ``on_change`` is called after a change of `view.description`."""
         self.conditions = {WorkerCondition.NOT_CONNECTED}
+        self.kept = False
+        """It drains, and still accepts requests: its health doesn't count."""
         self._view = view
         self._on_change = on_change
         self._description: WorkerDescription | None = None
@@ -285,7 +303,7 @@ class WorkerStatus:
 
     def connected(self, description: WorkerDescription) -> None:
         """Record a new connection; the worker accepts no requests before its health is SERVING."""
-        self._description = description
+        self._description, self.kept = description, False
         self.conditions = {WorkerCondition.NOT_SERVING} | (
             self.conditions & {WorkerCondition.RETIRED}
         )
@@ -301,7 +319,8 @@ class WorkerStatus:
     def disconnected(self, *, expected: bool) -> None:
         """Record that the connection has ended; ``expected``: because this process closed it."""
         description, self._description = self._description, None
-        if description and not self.conditions & _EXPECTED:
+        leaving, self.kept = self.kept or self.conditions & _EXPECTED, False
+        if description and not leaving:
             log.warning(
                 "worker disconnected",
                 worker=self._view.address,
@@ -330,7 +349,14 @@ class WorkerStatus:
         self._description = description
         self._update()
 
+    def keep(self) -> None:
+        """Accept requests although the worker drains, until another condition is set."""
+        log.info("worker drains and is kept: no other does the same", worker=self._view.address)
+        self.kept = True
+        self._update()
+
     def set(self, condition: WorkerCondition) -> None:
+        self.kept &= condition is WorkerCondition.NOT_SERVING
         if condition not in self.conditions:
             self.conditions.add(condition)
             write = log.warning if condition is WorkerCondition.SILENT else log.info
@@ -347,7 +373,8 @@ class WorkerStatus:
 
     def _update(self) -> None:
         view = self._view
-        before, now = view.description, None if self.conditions else self._description
+        barred = self.conditions - ({WorkerCondition.NOT_SERVING} if self.kept else set())
+        before, now = view.description, None if barred else self._description
         if before is now:
             return
         view.description = now

@@ -43,7 +43,7 @@ from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
-from millstream_server.routing.discovery.sources import make_discovery
+from millstream_server.routing.discovery.sources import Discovery, make_discovery, round_s
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import Handoff, HandoffMode
 from millstream_server.routing.policy import PolicyName
@@ -90,9 +90,10 @@ async def run(settings: ProcessorSettings) -> int:
     service = Service(settings, "millstream-processor")
     changed = asyncio.Event()
     changed.set()
-    router = _router(settings)
+    discovery = make_discovery(settings.workers)
+    router = _router(settings, discovery)
     router.watch(changed.set)
-    fleet = _fleet(settings, service, router)
+    fleet = _fleet(settings, service, router, discovery)
     pacer = Pacer(settings.max_pace_s)
     texts: dict[str, TextModel | None] = dict.fromkeys(settings.model_directories())
     broken: set[str] = set()
@@ -161,7 +162,7 @@ def add_services(
     )
 
 
-def _router(settings: ProcessorSettings) -> Router:
+def _router(settings: ProcessorSettings, discovery: Discovery) -> Router:
     prefixes = None
     if settings.policy is PolicyName.KV_AWARE or settings.handoff is HandoffMode.AUTO:
         prefixes = Prefixes(settings.prefix_index_blocks)
@@ -169,12 +170,15 @@ def _router(settings: ProcessorSettings) -> Router:
         lambda: make_policy(settings.policy, prefixes),
         Handoff(settings.handoff, settings.handoff_min_tokens),
         prefixes,
+        round_s(discovery),
     )
 
 
-def _fleet(settings: ProcessorSettings, service: Service, router: Router) -> Fleet:
+def _fleet(
+    settings: ProcessorSettings, service: Service, router: Router, discovery: Discovery
+) -> Fleet:
     return Fleet(
-        make_discovery(settings.workers),
+        discovery,
         router,
         tls=_worker_tls(settings),
         tracing=service.tracing,

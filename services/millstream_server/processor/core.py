@@ -91,7 +91,10 @@ class ProcessorCore:
             ServingError: it was refused.
         """
         with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
-            served = self.models.served(conversation.model, "start.model", Task.CHAT)
+            model = conversation.model
+            served = await self.front.router.found(
+                lambda: self.models.served(model, "start.model", Task.CHAT)
+            )
             asked.known(served.name, served.engine.engine)
             prepared = await self._chats.prepare(
                 conversation, said, caller, served, asked.telemetry
@@ -152,7 +155,9 @@ class ProcessorCore:
         text = completion.prompt
         paths = completion_paths(completion.options.path, is_text=isinstance(text, str))
         with FrontRequest(self.front, Task.COMPLETE, caller.trace) as asked:
-            served = self.models.served(completion.model, "model", Task.COMPLETE)
+            served = await self.front.router.found(
+                lambda: self.models.served(completion.model, "model", Task.COMPLETE)
+            )
             asked.known(served.name, served.engine.engine)
             options = with_kept_seed(completion.options, served.engine)
             await self.prompts.read_grammar(options.sampling)
@@ -181,8 +186,8 @@ class ProcessorCore:
         ``runs`` is called with an admission that waits. If it is cancelled then, the returned one
         doesn't run. A shutdown refuses nothing here: `Front.call` and `Conversation` refuse
         late requests. When the last worker is lost while requests wait, they wait on for
-        `QueueLimits.comeback_s`, and run in order after a reconnect; new requests get NO_WORKER at
-        once, so that their clients can use another server.
+        `QueueLimits.comeback_s`, and run in order after a reconnect; new requests get NO_WORKER
+        after a round of discovery, so that their clients can use another server.
 
         Raises:
             ServingError: a worker that it needs isn't connected, the queue is full, the caller's
@@ -190,7 +195,7 @@ class ProcessorCore:
         """
         self.front.repeated.check(call.caller_key, request)
         asked.telemetry.request_known(request, options.n, own_seed="seed" in options.sampling)
-        self.front.router.require(request.model)
+        await self.front.router.found(lambda: self.front.router.require(request.model))
         most, prompts = most_tokens(request, options.n), options.n * len(request.prompt)
         admission = asked.enter(options.n, most, request.priority, request.time_left_s, prompts)
         if admission.waits:

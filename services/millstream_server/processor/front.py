@@ -232,14 +232,15 @@ class FrontRequest:
         self.model = model
         self.telemetry.model_known(model, provider, self._request_id[:_MAX_LOGGED_ID])
 
-    def find(self, model: str) -> list[EngineInfo]:
+    async def find(self, model: str) -> list[EngineInfo]:
         """Find its model and the workers that do its task; return what their engines are.
 
         Raises:
             ServingError: the model isn't served here, or has no such worker.
         """
+        router = self.front.router
         name = self.front.models.name_of(model, self._task)
-        engines = self.front.router.task_workers(name).engines(self._task)
+        engines = await router.found(lambda: router.task_workers(name).engines(self._task))
         self.known(name, engines[0].engine)
         return engines
 

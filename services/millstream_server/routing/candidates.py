@@ -93,8 +93,10 @@ def retry_delay_s(lasted_s: float) -> float:
 class Absences:
     """Which roles of which models have workers, and when the last one of a role left."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, round_s: float = 0.0) -> None:
+        """``round_s``: how long discovery takes at most to find a worker; 0: it finds no other."""
         self._clock = clock
+        self._round_s = round_s
         self._began_s = clock()
         self._serving: set[tuple[str, Role]] = set()
         self._left_s: dict[tuple[str, Role], float] = {}
@@ -121,6 +123,9 @@ class Absences:
             if left_s is None
             else f"the last one left {lasted_s:.0f} s ago, and may be starting again"
         )
-        return NoWorkerError(
+        error = NoWorkerError(
             f"{message}: {why}; retry later", retry_delay_s=retry_delay_s(lasted_s)
         )
+        if left_s is not None:
+            error.may_come_s = self._round_s - lasted_s
+        return error

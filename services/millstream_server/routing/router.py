@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from millstream_server.control.engine import Role, Task
 from millstream_server.generation.generator import GeneratorInfo
@@ -26,6 +29,8 @@ from millstream_server.routing.task_workers import TaskWorkers, task_workers_of
 from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
 from millstream_server.runtime.errors import NoWorkerError
 
+FoundT = TypeVar("FoundT")
+
 
 class Router:
     """Keeps the views of all workers. All calls come from one event loop.
@@ -38,11 +43,12 @@ class Router:
         make_policy: Callable[[], RoutingPolicy],
         handoff: Handoff | None = None,
         prefixes: Prefixes | None = None,
+        round_s: float = 0.0,
     ) -> None:
         """Start without workers; each role of a model has its own policy.
 
         ``prefixes``: what the workers cache, for policies and hand-offs; every worker is admitted
-        to it.
+        to it. ``round_s``: see `Absences`.
         """
         self._handoff = handoff or Handoff()
         self.prefixes = prefixes
@@ -58,7 +64,9 @@ class Router:
         )
         """By model and role; kept when workers change."""
         self._watchers: list[Callable[[], None]] = []
-        self._absences = Absences()
+        self._absences = Absences(round_s=round_s)
+        self._change = asyncio.Event()
+        """Set at the next change; each has its own."""
 
     # ---- workers come and go ---------------------------------------------------------------------
 
@@ -80,6 +88,27 @@ class Router:
         self._task_workers.clear()
         for callback in self._watchers:
             callback()
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def found(self, look: Callable[[], FoundT]) -> FoundT:
+        """Return what ``look`` does, which needs workers.
+
+        Where the last one of a role has just left, ``look`` is called again after each change, for
+        a round of discovery.
+
+        Raises:
+            ServingError: as ``look`` does.
+        """
+        while True:
+            try:
+                return look()
+            except NoWorkerError as error:
+                if error.may_come_s <= 0:
+                    raise
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(error.may_come_s):
+                        await self._change.wait()
 
     def watch(self, callback: Callable[[], None]) -> None:
         self._watchers.append(callback)

@@ -287,6 +287,8 @@ class NoWorkerError(UnavailableError):
     """No worker of a needed role is connected and serving."""
 
     reason = "NO_WORKER"
+    may_come_s = 0.0
+    """How long it may take until discovery finds the next one: the last one has just left."""
 
 
 class WorkerLostError(UnavailableError):

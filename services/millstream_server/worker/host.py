@@ -57,7 +57,7 @@ log = get_log(__name__)
 InfoT = TypeVar("InfoT", bound=EngineInfo)
 InfoT_co = TypeVar("InfoT_co", bound=EngineInfo, covariant=True)
 
-_STREAMS_CLOSE_S = 2.0
+_STREAMS_CLOSE_S = 47.0
 """In a drain: how long the peers of an idle worker may take to close their streams."""
 
 
@@ -234,8 +234,8 @@ class WorkerHost(Generic[InfoT]):
     async def drain(self, propagation_s: float, limit_s: float) -> bool:
         """Let open work finish; return whether all of it ended in time.
 
-        Notified peers close their streams once they have no open request on them. Requests that
-        arrive before that are accepted: a request sent before the peer got the notice isn't lost.
+        Notified peers close their streams once they have no open request on them; one that knows no
+        other worker goes on for up to 45 s. Requests that arrive before that are accepted.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + propagation_s + limit_s

@@ -18,7 +18,7 @@ from tests.support.simulation.engine import Machine
 from tests.support.simulation.faults import KINDS
 from tests.support.simulation.network import Network
 from tests.support.simulation.requests import Chat, Completion, Knobs, Turn
-from tests.support.simulation.scenarios import scenario, shrunk
+from tests.support.simulation.scenarios import rolling, scenario, shrunk
 from tests.support.simulation.suite import Fault, Result, Scenario, play
 from tests.support.simulation.ways import (
     AGAIN,
@@ -70,6 +70,14 @@ def test_a_seed_gives_the_same_run() -> None:
     assert one.seen
     assert one.seen == other.seen
     assert play(scenario(8, 30)).seen != one.seen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rolling_restart_behind_a_stale_dns_loses_nothing(seed: int) -> None:
+    """`python -m tests.benchmarks.simulation --rolling` sends ten thousand requests."""
+    result = play(rolling(seed, 200))
+    assert result.ends == {"OK": 200}
+    assert not result.wrong
 
 
 @pytest.mark.parametrize("seed", range(4))

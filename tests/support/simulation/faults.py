@@ -20,6 +20,8 @@ _TOLD_S = 0.5
 """A worker whose engine has died tells its callers before it ends."""
 _PATIENCE = 10.0
 _DRAIN_S = 60.0
+_ROLLOUT_S = 10.0
+"""The chart's minReadySeconds and preStopSeconds."""
 
 
 class Faults:
@@ -30,7 +32,7 @@ class Faults:
 
     async def play(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at_s)
-        await KINDS[fault.kind](self, fault)
+        await getattr(self, fault.kind)(fault)
 
     def _index(self, fault: Fault) -> int:
         return fault.target % len(self._suite.scenario.workers)
@@ -94,6 +96,19 @@ class Faults:
         if self._suite.worker(index) is worker:
             await self._suite.end(index, silently=False)
             self._suite.start(index)
+
+    async def roll(self, fault: Fault) -> None:
+        """Replace a worker as a Deployment does, with a DNS whose answers are ``lasts_s`` old."""
+        index = self._index(fault)
+        old = self._suite.worker(index)
+        assert old is not None
+        name = self._suite.replace(index)
+        await asyncio.sleep(_ROLLOUT_S)
+        draining = asyncio.ensure_future(old.drain(_DRAIN_S))
+        await asyncio.sleep(fault.lasts_s - _ROLLOUT_S)
+        self._suite.announce()
+        await draining
+        await self._suite.end_worker(name, silently=False)
 
     # ---- Processors
 

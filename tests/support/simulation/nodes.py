@@ -32,7 +32,7 @@ from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
-from millstream_server.routing.discovery.sources import Addresses
+from millstream_server.routing.discovery.sources import Addresses, round_s
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import Handoff, HandoffMode
 from millstream_server.routing.policy import PolicyName
@@ -191,7 +191,9 @@ class ProcessorNode(Node):
         """Its clients were told to open no more calls."""
         self.found = Addressed()
         self.router = Router(
-            lambda: make_policy(PolicyName.LEAST_LOADED, None), Handoff(HandoffMode.ALWAYS, 0), None
+            lambda: make_policy(PolicyName.LEAST_LOADED, None),
+            Handoff(HandoffMode.ALWAYS, 0),
+            round_s=round_s(self.found),
         )
         self.fleet = Fleet(self.found, self.router, unread=UnreadOutput())
         self.fleet._open_channel = lambda address: SimulatedChannel(network, name, address, nodes)  # type: ignore[assignment]

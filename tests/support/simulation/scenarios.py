@@ -66,6 +66,24 @@ def scenario(
     )
 
 
+def rolling(seed: int, requests: int) -> Scenario:
+    """Replace the only prefill and the only decode worker, one of each for each of two Processors.
+
+    DNS answers are 30 s old, and a Processor looks every 6 s.
+    """
+    chance = random.Random(seed)
+    made = tuple(
+        replace(
+            _completion(chance, Machine()),
+            at_s=chance.uniform(0, 60.0), cancel_after_s=None, deadline_s=None, library=False,
+            read_pause_s=0.0,
+        )
+        for _ in range(requests)
+    )  # fmt: skip
+    faults = tuple(Fault(chance.uniform(0, 15.0), "roll", index, 36.0) for index in range(2))
+    return Scenario(seed, (Role.PREFILL, Role.DECODE), 0.05, made, faults, processors=2)
+
+
 def _manner(chance: random.Random) -> dict[str, Any]:
     odd = chance.choices(
         ("", "cancels", "has a deadline", "reads slowly", "stops reading"), (16, 2, 1, 1, 0.3)

@@ -124,6 +124,7 @@ class Suite:
         self._workers: dict[str, WorkerNode] = {}
         self._fronts: dict[str, ProcessorNode] = {}
         self._unnamed: frozenset[str] = frozenset()
+        self._names = [f"worker-{index}" for index in range(len(scenario.workers))]
 
     async def run(self) -> None:
         for index in range(self.scenario.processors):
@@ -179,7 +180,7 @@ class Suite:
         return [*self._fronts.values(), *self._workers.values()]
 
     def name(self, index: int) -> str:
-        return f"worker-{index}"
+        return self._names[index]
 
     def front_name(self, index: int) -> str:
         return f"processor-{index}"
@@ -199,6 +200,13 @@ class Suite:
         )
         self._workers[worker.name] = worker
         worker.spawn(worker.run)
+
+    def replace(self, index: int) -> str:
+        """Start a worker beside another, whose name is returned, and let it take its place."""
+        old = self._names[index]
+        self._names[index] = f"{old}+"
+        self.start(index)
+        return old
 
     def start_front(self, name: str) -> None:
         """Start a Processor, which knows nothing of the one before."""
@@ -224,8 +232,7 @@ class Suite:
             front.found.set(self._addresses())
 
     def _addresses(self) -> list[str]:
-        names = [self.name(i) for i in range(len(self.scenario.workers))]
-        return [name for name in names if name not in self._unnamed]
+        return [name for name in self._names if name not in self._unnamed]
 
     def worker(self, index: int) -> WorkerNode | None:
         return self._workers.get(self.name(index))
@@ -234,7 +241,10 @@ class Suite:
         return self._fronts.get(name)
 
     async def end(self, index: int, *, silently: bool) -> None:
-        await self._end(self._workers.pop(self.name(index), None), silently=silently)
+        await self.end_worker(self.name(index), silently=silently)
+
+    async def end_worker(self, name: str, *, silently: bool) -> None:
+        await self._end(self._workers.pop(name, None), silently=silently)
 
     async def end_front(self, name: str, *, silently: bool) -> None:
         await self._end(self._fronts.pop(name, None), silently=silently)

@@ -342,6 +342,15 @@ processor.service.{{ $name }} is set, and the type is {{ $service.type }}; set p
 {{- define "millstream.checkDiscovery" -}}
 {{- $accounts := .Values.serviceAccount -}}
 {{- if and (eq .Values.discovery.kind "endpointslices") (not $accounts.create) (not $accounts.processorName) }}
-discovery.kind is endpointslices, and serviceAccount.create is false; name the Processor's account in serviceAccount.processorName, so that no other gets the right to read EndpointSlices
+discovery.kind is endpointslices, and serviceAccount.create is false; name the Processor's account in serviceAccount.processorName, so that no other gets the right to read EndpointSlices, or set discovery.kind to dns
+{{- end -}}
+{{- if eq .Values.discovery.kind "dns" -}}
+{{- $ttl := int .Values.discovery.dnsTtlSeconds -}}
+{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- $ready := gt (int $pool.parallelism.nodes) 1 | ternary 0 (int $pool.rollout.minReadySeconds) -}}{{- /* LeaderWorkerSet has none */ -}}
+{{- if and $pool.worker (le (add $ready $pool.drain.preStopSeconds) $ttl) }}
+discovery.kind is dns, whose answers may be {{ $ttl }} s old, and {{ $pool.path }} replaces a pod after {{ add $ready $pool.drain.preStopSeconds }} s: its requests would be refused meanwhile. Set rollout.minReadySeconds or drain.preStopSeconds higher, discovery.dnsTtlSeconds to your DNS's, or discovery.kind to endpointslices
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

@@ -52,7 +52,7 @@ class DiffusionCore:
             asked.hold(
                 len(request.input_image) + len(request.prompt) + len(request.negative_prompt)
             )
-            engines = asked.find(request.model)
+            engines = await asked.find(request.model)
             request, fit = _checked(request, asked.model, engines)
             await asked.admit(
                 request.priority, tell=lambda at: output.latest(Progress(queue_position=at))

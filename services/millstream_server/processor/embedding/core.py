@@ -62,7 +62,7 @@ class VectorsCore:
         texts = {i for i, part in enumerate(request.inputs) if isinstance(part, str)}
         with self._open(Task.EMBED, request) as asked:
             asked.hold(4 * sum(map(len, request.inputs)))  # of texts about, then of their ids
-            asked.find(request.model)
+            await asked.find(request.model)
             request, fit = await self._embed_request(request, texts, asked)
             await asked.admit(request.priority, tokens=sum(map(len, request.inputs)))
             try:
@@ -137,7 +137,7 @@ class VectorsCore:
         documents = request.documents
         texts = range(len(documents))
         with self._open(Task.RERANK, request) as asked:
-            asked.find(request.model)
+            await asked.find(request.model)
             sent, fit = await self._rerank_request(request, texts, asked)
             await asked.admit(request.priority, tokens=sum(map(len, sent.pairs)))
 

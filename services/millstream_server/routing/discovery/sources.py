@@ -127,6 +127,12 @@ class StaticDiscovery:
 
 
 DNS_INTERVAL_S = 5.0
+_ROUND_S = DNS_INTERVAL_S * (1 + _JITTER)
+
+
+def round_s(discovery: Discovery) -> float:
+    """Return how long it takes at most to find a worker that can be found; 0: it finds no other."""
+    return 0.0 if isinstance(discovery, StaticDiscovery) else _ROUND_S
 
 
 @dataclass(frozen=True, slots=True)

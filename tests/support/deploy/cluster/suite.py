@@ -31,7 +31,11 @@ _SHORT: Mapping[str, Any] = {
         "rollout": {"minReadySeconds": 0},
         "probes": {"startup": _PROBE, "readiness": _PROBE, "liveness": _PROBE},
     },
-    "processor": {"drain": {"limitSeconds": 20}, "settings": {"log_format": "text"}},
+    "processor": {
+        "drain": {"limitSeconds": 20},
+        "rollout": {"minReadySeconds": 0},
+        "settings": {"log_format": "text"},
+    },
     "prefill": {"settings": _SIMULATED, "engineArgs": _ARGUMENTS},
     "decode": {"settings": _SIMULATED, "engineArgs": _ARGUMENTS},
 }
