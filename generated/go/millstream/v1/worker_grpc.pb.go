@@ -25,7 +25,7 @@ type WorkerServiceClient interface {
 	// replaces the one before; of several changes in a row a slow reader MAY get the last one only.
 	//
 	// When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
-	// WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+	// WORKER_DRAINING, which means the same as StepFrame.draining; running requests continue. Any other
 	// end has no meaning for the worker's state. After a reconnect the first message is the full state
 	// again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
 	WatchWorkerInfo(ctx context.Context, in *WatchWorkerInfoRequest, opts ...grpc.CallOption) (WorkerService_WatchWorkerInfoClient, error)
@@ -201,7 +201,7 @@ type WorkerServiceServer interface {
 	// replaces the one before; of several changes in a row a slow reader MAY get the last one only.
 	//
 	// When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
-	// WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+	// WORKER_DRAINING, which means the same as StepFrame.draining; running requests continue. Any other
 	// end has no meaning for the worker's state. After a reconnect the first message is the full state
 	// again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
 	WatchWorkerInfo(*WatchWorkerInfoRequest, WorkerService_WatchWorkerInfoServer) error

@@ -310,10 +310,11 @@ class StepFrame(_message.Message):
     sequence: _builtins.int
     """1 for a stream's first frame, then rising by one."""
     draining: _builtins.bool
-    """The worker is shutting down: the caller MUST NOT start new requests on this stream, and SHOULD close
-    its sending side once none of its requests is open; the worker then ends the stream. Running requests
-    continue, and starts sent before this message was received are accepted. Sent once. On a stream
-    opened after the shutdown began, starts end with WORKER_DRAINING.
+    """The worker is shutting down: the caller SHOULD start no new requests on this stream, unless it knows
+    no other worker for them, and SHOULD close its sending side once none of its requests is open; the
+    worker then ends the stream, at the latest at its drain's limit. Running requests continue, and
+    starts on this stream are accepted until it ends. Sent once. On a stream opened after the shutdown
+    began, starts end with WORKER_DRAINING.
     """
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

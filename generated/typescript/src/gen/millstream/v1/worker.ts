@@ -3523,7 +3523,7 @@ export const WorkerServiceService = {
    * replaces the one before; of several changes in a row a slow reader MAY get the last one only.
    *
    * When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
-   * WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+   * WORKER_DRAINING, which means the same as StepFrame.draining; running requests continue. Any other
    * end has no meaning for the worker's state. After a reconnect the first message is the full state
    * again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
    */
@@ -3598,7 +3598,7 @@ export interface WorkerServiceServer extends UntypedServiceImplementation {
    * replaces the one before; of several changes in a row a slow reader MAY get the last one only.
    *
    * When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
-   * WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+   * WORKER_DRAINING, which means the same as StepFrame.draining; running requests continue. Any other
    * end has no meaning for the worker's state. After a reconnect the first message is the full state
    * again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
    */
@@ -3650,7 +3650,7 @@ export interface WorkerServiceClient extends Client {
    * replaces the one before; of several changes in a row a slow reader MAY get the last one only.
    *
    * When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
-   * WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+   * WORKER_DRAINING, which means the same as StepFrame.draining; running requests continue. Any other
    * end has no meaning for the worker's state. After a reconnect the first message is the full state
    * again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
    */
