@@ -126,6 +126,32 @@ def test_replicas_stay_what_they_are(
         assert replicas == dict.fromkeys(replicas, 3) | first | expected
 
 
+@pytest.mark.parametrize("name", ["helm3", "helm4"])
+def test_null_takes_replicas_away(name: str, request: pytest.FixtureRequest) -> None:
+    """Of another values file, so that a scaler may own them."""
+    helm: Helm = request.getfixturevalue(name)
+    nothing: dict[str, Any] = {"replicas": None}
+    values = merged(
+        VALUES,
+        {
+            "processor": {**nothing, **HPA},
+            "decode": {"replicas": 3, "pools": {"small": {**nothing, **HPA}}},
+        },
+    )
+    rendered = helm.template(values=values)
+    scaled = {one["metadata"]["name"] for one in objects(rendered, "HorizontalPodAutoscaler")}
+    assert scaled == {f"{RELEASE}-millstream-{pool}" for pool in ("processor", "decode-small")}
+    wide = next(one for one in rendered if one["kind"] == "LeaderWorkerSet")
+    assert wide["spec"]["replicas"] == 3
+    unscaled = merged(values, {"decode": {"pools": {"small": {"autoscaling": {"kind": "none"}}}}})
+    (small,) = (
+        one
+        for one in objects(helm.template(values=unscaled), "Deployment")
+        if one["metadata"]["name"].endswith("decode-small")
+    )
+    assert small["spec"]["replicas"] == 1, "as poolDefaults say"
+
+
 def _grace(workload: Manifest) -> int:
     spec = workload["spec"]
     template = spec.get("template") or spec["leaderWorkerTemplate"]["workerTemplate"]

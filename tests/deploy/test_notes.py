@@ -76,7 +76,7 @@ def test_the_commands_in_pods_are_ones_that_there_are(
     helm4: Helm, sets: tuple[str, ...], kind: str
 ) -> None:
     """`test_top.py` runs the first against Processors and workers that such discovery finds."""
-    notes, objects = _install(helm4, (*sets, f"discovery.kind={kind}"))
+    notes, objects = _install(helm4, (*sets, f"discovery.kind={kind}", "discovery.dnsTtlSeconds=5"))
     top, *admin = (shlex.split(line)[1:] for line in re.findall(r" -- (millstream .+)", notes))
     args = make_parser().parse_args(top)
     services = {o["metadata"]["name"] for o in objects if o["kind"] == "Service"}  # type: ignore[index]
@@ -88,3 +88,14 @@ def test_the_commands_in_pods_are_ones_that_there_are(
     assert [make_parser().parse_args(line).admin for line in admin] == (
         [] if secured else [["127.0.0.1:9564"]]
     )
+
+
+def test_what_an_operator_has_to_know_of_replicas_is_named(helm4: Helm) -> None:
+    budget = "decode.pools.main has one replica: its disruption budget keeps nothing"
+    scaled = "decode.pools.main is scaled: to switch that off with Helm 4 add --force-conflicts"
+    two = ("decode.pools.main.replicas=2",)
+    scaler = ("decode.pools.main.autoscaling.kind=hpa",)
+    off = ("poolDefaults.pdb.enabled=false",)
+    for sets, told in (((), budget), (scaler, scaled), (two, ""), (off, "")):
+        notes, _ = _install(helm4, sets, "single-gpu")
+        assert [text for text in (budget, scaled) if text in notes] == [told] * bool(told)

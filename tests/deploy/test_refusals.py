@@ -31,6 +31,7 @@ def model(**entry: Any) -> dict[str, Any]:
     return {**decode(), "models": {"llama": entry}}
 
 
+WEIGHTS = {"claimName": "weights"}
 ISSUER = {"certManager": {"issuerRef": {"name": "ca"}}}
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -284,6 +285,28 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "commonAnnotations: helm.sh/hook has a meaning of its own on each object",
         {**decode(), "commonAnnotations": {"helm.sh/hook": "test"}},
+    ),
+    (
+        "the claim weights is the pod's volume model-llama already, and one that is there",
+        {
+            **decode(extraVolumes=[{"name": "more", "persistentVolumeClaim": WEIGHTS}]),
+            "models": {"llama": {"uri": "pvc://weights/llama"}},
+        },
+    ),
+    (
+        "processor.extraVolumes: the claim weights is the pod's volume model-llama already",
+        {
+            **decode(),
+            "models": {"llama": {"uri": "pvc://weights/llama"}},
+            "processor": {"extraVolumes": [{"name": "more", "persistentVolumeClaim": WEIGHTS}]},
+        },
+    ),
+    (
+        "the claim weights is the pod's volume cache already",
+        decode(
+            cache={"claim": "weights"},
+            extraVolumes=[{"name": "more", "persistentVolumeClaim": WEIGHTS}],
+        ),
     ),
     (
         "decode.pools.main.extraVolumes: shm is the name of a volume of the chart's own",

@@ -171,6 +171,15 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{ $.pool.path }}.extraVolumes: {{ .name }} is the name of a volume of the chart's own; take another
 {{- end -}}
 {{- end -}}
+{{- $volumes := dict -}}{{- /* by claim; of one that a pod names twice the kubelet waits for ever */ -}}
+{{- with .pool.cache.claim -}}{{- $_ := set $volumes . "cache" -}}{{- end -}}
+{{- range concat (include "millstream.modelParts" . | fromYaml).volumes .pool.extraVolumes -}}
+{{- $claim := dig "persistentVolumeClaim" "claimName" "" . -}}
+{{- with index $volumes $claim }}
+{{ $.pool.path }}.extraVolumes: the claim {{ $claim }} is the pod's volume {{ . }} already, and one that is there twice is never mounted; remove it, and name {{ . }} in extraVolumeMounts
+{{- end -}}
+{{- if $claim -}}{{- $_ := set $volumes $claim .name -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Roles that a model needs beside a pool's own. */}}

@@ -114,6 +114,7 @@ requests at all.
 startupProbe:
   grpc: {{ include "millstream.grpc" (dict "of" . "service" (.pool.worker | ternary $service "liveness")) }}
   periodSeconds: {{ int $probes.startup.periodSeconds }}
+  timeoutSeconds: {{ int $probes.startup.timeoutSeconds }}
   failureThreshold: {{ divf $probes.startup.limitSeconds $probes.startup.periodSeconds | ceil | int }}
 readinessProbe:
   grpc: {{ include "millstream.grpc" (dict "of" . "service" ($probes.readiness.service | default $readiness)) }}

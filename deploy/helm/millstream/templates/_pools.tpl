@@ -39,6 +39,7 @@ and only reads takes .Values.poolList after such a call: to parse the list each 
 {{- $common := omit $section "enabled" "pools" -}}
 {{- range $name, $own := $section.pools -}}
 {{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (deepCopy $common) (deepCopy ($own | default dict)) -}}
+{{- if kindIs "invalid" $pool.replicas -}}{{- $_ := set $pool "replicas" $root.Values.poolDefaults.replicas -}}{{- end -}}
 {{- $about := dict "role" $role "name" $name "worker" true "path" (printf "%s.pools.%s" $role $name)
   "fullname" (include "millstream.fit" (list $root (printf "%s-%s" $role $name))) -}}
 {{- $pools = append $pools (merge $about $pool) -}}

@@ -41,16 +41,16 @@
 {{- end -}}
 
 {{/*
-The replicas that a user asked for, empty if none. Of workers: a number in the role's or the pool's
+The replicas that a user asked for, empty if none, or null. Of workers: a number in the role's or the pool's
 values; of the Processor: one that isn't the chart's own 2. Takes (dict "root" $ "pool" $pool).
 */}}
 {{- define "millstream.givenReplicas" -}}
 {{- if .pool.worker -}}
 {{- $section := index .root.Values .pool.role -}}
 {{- $own := index $section.pools .pool.name | default dict -}}
-{{- $own.replicas | default $section.replicas | default "" -}}
-{{- else if ne (int .pool.replicas) 2 -}}
-{{- .pool.replicas -}}
+{{- hasKey $own "replicas" | ternary $own.replicas $section.replicas | default "" -}}
+{{- else if not (has (toString .root.Values.processor.replicas) (list "2" "<nil>")) -}}
+{{- .root.Values.processor.replicas -}}
 {{- end -}}
 {{- end -}}
 
