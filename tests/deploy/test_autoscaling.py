@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +188,106 @@ def test_a_replica_goes_when_the_one_before_may_have_drained(kind: str, render: 
         assert policy == {"type": "Pods", "value": 1, "periodSeconds": min(grace, 1800)}
         assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
     assert workloads == {}
+
+
+def demand_rules(manifests: list[Manifest]) -> list[dict[str, Any]]:
+    groups = objects(manifests, "PrometheusRule")[0]["spec"]["groups"]
+    return [
+        rule for group in groups if group["name"] == "millstream-demand" for rule in group["rules"]
+    ]
+
+
+def test_the_demand_of_each_pool_with_an_hpa_is_recorded_from_what_is_emitted(
+    render: Render,
+) -> None:
+    rules = demand_rules(render(values=merged(VALUES, {"poolDefaults": HPA})))
+    assert [(rule["labels"]["component"], rule["labels"]["pool"]) for rule in rules] == [
+        ("encode", "main"),
+        ("prefill", "main"),
+        ("decode", "small"),
+        ("decode", "wide"),
+        ("diffusion", "main"),
+        ("embedding", "main"),
+    ]
+    for rule, expression in zip(rules, analyse([rule["expr"] for rule in rules]), strict=True):
+        assert not expression.labels, f"more than one series: {rule}"
+        assert "${" not in rule["expr"]
+    assert demand_rules(render(values=VALUES)) == []
+
+
+def wanted(hpa: Manifest, demand: float) -> int:
+    """Return the replicas that the HPA's controller wants for an external metric's value.
+
+    `desired = ceil(value / averageValue)` within the bounds, as in Kubernetes' "Horizontal Pod
+    Autoscaling"; how fast it gets there is the behavior's.
+    """
+    (metric,) = hpa["spec"]["metrics"]
+    target = float(metric["external"]["target"]["averageValue"])
+    return max(
+        hpa["spec"]["minReplicas"],
+        min(hpa["spec"]["maxReplicas"], math.ceil(demand / target)),
+    )
+
+
+# What waits at the Processors, and what each of two pods runs and queues, 4 at most. On a real
+# cluster 16 of 24 requests waited, and the engines' own queues were empty.
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ((16, 4, 0), (4.0, 4)),
+        ((0, 1, 0), (0.5, 1)),
+        ((0, 4, 0), (2.0, 3)),
+        ((2, 4, 1), (2.75, 4)),
+        ((0, 0, 0), (0, 1)),
+    ],
+)
+def test_an_hpa_adds_workers_for_what_waits_at_the_processors(
+    seen: tuple[int, int, int],
+    expected: tuple[float, int],
+    render: Render,
+    promtool: Path,
+    tmp_path: Path,
+) -> None:
+    """By a stand-in for prometheus-adapter, which takes the rule file that we ship."""
+    (waiting, running, queued), (demand, replicas) = seen, expected
+    manifests = render(values=merged(VALUES, {"decode": {"pools": {"small": HPA}}}))
+    (hpa,) = objects(manifests, "HorizontalPodAutoscaler")
+    external = hpa["spec"]["metrics"][0]["external"]
+    adapter = yaml.safe_load((CHART.parent / "prometheus-adapter.yaml").read_text("utf-8"))
+    (rule,) = adapter["rules"]["external"]
+    assert rule["name"]["as"] == external["metric"]["name"]
+    (series,) = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
+    # The adapter adds the HPA's namespace and selector.
+    (namespaced,) = rule["resources"]["overrides"]
+    labels = {namespaced: NAMESPACE, **external["metric"]["selector"]["matchLabels"]}
+    matchers = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    asked = rule["metricsQuery"].replace("<<.Series>>", series)
+    scope = f'namespace="{NAMESPACE}", job="{RELEASE}-millstream"'
+    worker = f'{scope}, component="decode", pool="small"'
+    values: dict[str, int] = {
+        f'millstream_admission_queued_requests{{{scope}, model="chat-7b"}}': waiting
+    }
+    for pod in "ab":
+        values[f'millstream_engine_running_requests{{{worker}, pod="{pod}"}}'] = running
+        values[f'millstream_engine_queued_requests{{{worker}, pod="{pod}"}}'] = queued
+        values[f'millstream_engine_max_running_requests{{{worker}, pod="{pod}"}}'] = 4
+    rules, unit = tmp_path / "rules.yaml", tmp_path / "test.yaml"
+    group = {"name": "demand", "rules": demand_rules(manifests)}
+    rules.write_text(json.dumps({"groups": [group]}), encoding="utf-8")
+    sample = [{"labels": "{}", "value": demand}]
+    expression = asked.replace("<<.LabelMatchers>>", matchers)
+    case = {"expr": expression, "eval_time": "1m", "exp_samples": sample}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{n}x2"} for name, n in values.items()],
+        "promql_expr_test": [case],
+    }
+    unit.write_text(json.dumps({"rule_files": [str(rules)], "tests": [test]}), encoding="utf-8")
+    ran = subprocess.run(
+        [promtool, "test", "rules", unit], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert not ran.returncode, ran.stdout + ran.stderr
+    assert wanted(hpa, demand) == replicas
 
 
 def test_the_values_have_a_target_for_each_query_and_no_other() -> None:

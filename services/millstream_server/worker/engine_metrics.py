@@ -17,6 +17,7 @@ from millstream_server.runtime.telemetry.metrics import (
     CANARY_FAILURES,
     ENGINE_INFO,
     ENGINE_LOAD_AGE,
+    ENGINE_MOST,
     ENGINE_QUEUED,
     ENGINE_RUNNING,
     ENGINE_TOTAL_BLOCKS,
@@ -69,6 +70,7 @@ class EngineMetrics:
             return
         versions = (self._info.engine, self._info.engine_version, self._info.device)
         yield ENGINE_INFO.family(1, (*self._labels, *versions))
+        yield ENGINE_MOST.family(self._info.max_running_requests, self._labels)
         self._ask(self._loop)
         if self._last is not None:
             yield from self._load_families(*self._last)

@@ -346,6 +346,9 @@ ENGINE_INFO = ScrapedGauge(
     "1; its labels say what runs here",
     (*_ENGINE, "engine", "engine_version", "device"),
 )
+ENGINE_MOST = ScrapedGauge(
+    "millstream_engine_max_running_requests", "Requests the engine runs at once at most", _ENGINE
+)
 ENGINE_RUNNING = ScrapedGauge(
     "millstream_engine_running_requests", "Requests the engine is working on", _ENGINE
 )

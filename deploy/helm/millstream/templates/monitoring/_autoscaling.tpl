@@ -16,7 +16,7 @@
 {{ .at }}: minReplicas is {{ $scaling.minReplicas }} and maxReplicas is {{ $scaling.maxReplicas }}; the maximum must not be smaller
 {{- end -}}
 {{- if eq $scaling.kind "hpa" -}}
-{{- if not $scaling.metrics }}
+{{- if not (or .pool.worker $scaling.metrics) }}
 {{ .at }}.kind is hpa and its metrics are empty; name at least one
 {{- end -}}
 {{- else -}}
@@ -100,10 +100,29 @@ scaleDown:
     - {type: Pods, value: {{ $down.pods }}, periodSeconds: {{ min (include "millstream.grace" . | int) 1800 }}}
 {{- end -}}
 
-{{/*
-KEDA's triggers of a pool: rules/scalers.yaml, filled in. Takes (dict "root" $ "pool" $pool).
-*/}}
-{{- define "millstream.scaleTriggers" -}}
+{{/* The labels of a pool's recorded demand. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.demandLabels" -}}
+release: {{ .root.Release.Name | quote }}
+component: {{ .pool.role }}
+pool: {{ .pool.name | quote }}
+{{- end -}}
+
+{{/* The group of rules that record the demand of pools with hpa; empty where none is. Takes the root context. */}}
+{{- define "millstream.demandGroup" -}}
+{{- $rules := list -}}
+{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- if and $pool.worker (eq $pool.autoscaling.kind "hpa") (not $pool.autoscaling.metrics) -}}
+{{- $both := dict "root" $ "pool" $pool -}}
+{{- $labels := include "millstream.demandLabels" $both | fromYaml | merge (dict "namespace" $.Release.Namespace) -}}
+{{- $queries := include "millstream.scaleQueries" (merge (dict "file" "demand") $both) | fromYaml -}}
+{{- $rules = append $rules (dict "record" "millstream:pool_demand" "expr" (index $queries $pool.role) "labels" $labels) -}}
+{{- end -}}
+{{- end -}}
+{{- with $rules -}}{{- dict "name" "millstream-demand" "rules" . | toYaml -}}{{- end -}}
+{{- end -}}
+
+{{/* A file of rules/ about pools, filled in for one. Takes (dict "root" $ "pool" $pool "file" "scalers"). */}}
+{{- define "millstream.scaleQueries" -}}
 {{- $root := .root -}}
 {{- $pool := .pool -}}
 {{- $served := (index $root.Values.models $pool.model | default dict).servedName | default $pool.model -}}
@@ -113,11 +132,18 @@ KEDA's triggers of a pool: rules/scalers.yaml, filled in. Takes (dict "root" $ "
 {{- $sharing = add1 $sharing -}}
 {{- end -}}
 {{- end -}}
-{{- $text := $root.Files.Get "rules/scalers.yaml" -}}
+{{- $text := $root.Files.Get (printf "rules/%s.yaml" .file) -}}
 {{- range $name, $value := dict "scope" (include "millstream.metricScope" $root) "role" $pool.role "pool" $pool.name "model" $served "pools" $sharing -}}
 {{- $text = replace (printf "${%s}" $name) (toString $value) $text -}}
 {{- end -}}
-{{- $queries := index (fromYaml $text) $pool.role -}}
+{{- $text -}}
+{{- end -}}
+
+{{/* KEDA's triggers of a pool: rules/scalers.yaml, filled in. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.scaleTriggers" -}}
+{{- $root := .root -}}
+{{- $pool := .pool -}}
+{{- $queries := index (include "millstream.scaleQueries" (merge (dict "file" "scalers") .) | fromYaml) $pool.role -}}
 {{- $triggers := list -}}
 {{- range $name, $target := $pool.autoscaling.targets -}}
 {{- if $target -}}

@@ -32,6 +32,7 @@ Plain replacement and not `tpl`: Prometheus has its own {{ }} in annotations. Ta
 {{- end -}}
 {{- $groups = append $groups (set $group "rules" $kept) -}}
 {{- end -}}
+{{- with include "millstream.demandGroup" . | fromYaml -}}{{- $groups = append $groups . -}}{{- end -}}
 {{- $groups | toYaml -}}
 {{- end -}}
 
