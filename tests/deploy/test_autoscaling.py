@@ -222,11 +222,9 @@ def wanted(hpa: Manifest, demand: float) -> int:
     Autoscaling"; how fast it gets there is the behavior's.
     """
     (metric,) = hpa["spec"]["metrics"]
+    least, most = int(hpa["spec"]["minReplicas"]), int(hpa["spec"]["maxReplicas"])
     target = float(metric["external"]["target"]["averageValue"])
-    return max(
-        hpa["spec"]["minReplicas"],
-        min(hpa["spec"]["maxReplicas"], math.ceil(demand / target)),
-    )
+    return max(least, min(most, math.ceil(demand / target)))
 
 
 # What waits at the Processors, and what each of two pods runs and queues, 4 at most. On a real

@@ -155,10 +155,10 @@ class Fleet:
         """Leave workers that discovery doesn't name, or that drain while another does the same."""
         for address, link in sorted(self._links.items()):
             kept = link.status.kept and self._is_last(link.view)
-            if address not in self._found and not kept and self._links.pop(address, None):
+            if address not in self._found and address in self._links and not kept:
                 log.info("worker no longer discovered", worker=address)
-                link.retire()
-            elif link.status.kept and not kept:
+                self._links.pop(address).retire()
+            elif not kept:
                 link.let_go()
 
     def _is_last(self, view: WorkerView) -> bool:
