@@ -92,13 +92,10 @@ class Router:
         self._change = asyncio.Event()
 
     async def found(self, look: Callable[[], FoundT]) -> FoundT:
-        """Return what ``look`` does, which needs workers.
+        """Return what ``look`` does, or raise what it raises.
 
-        Where the last one of a role has just left, ``look`` is called again after each change, for
-        a round of discovery.
-
-        Raises:
-            ServingError: as ``look`` does.
+        After the last worker of a role has left it is called again at each change, for a round of
+        discovery.
         """
         while True:
             try:
