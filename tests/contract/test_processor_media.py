@@ -325,6 +325,40 @@ async def test_render_says_where_pictures_stand_and_keeps_none(suite: MediaSuite
     await nothing_is_held(suite)
 
 
+async def rendered_budget(suite: MediaSuite, opts: Any, *parts: Any) -> tuple[int, int]:
+    """Return a chat's prompt tokens and most new tokens, as Render says them."""
+    asked = start(messages=[user(*parts)], opts=opts)
+    rendered = await suite.stub.Render(processor_pb2.RenderRequest(start=asked.start))
+    return len(rendered.token_ids), rendered.sampling.max_new_tokens
+
+
+@pytest.mark.parametrize("film", [media_files.video(8), media_files.video(100, rate=1)])
+async def test_a_video_needs_no_explicit_budget(suite: MediaSuite, film: bytes) -> None:
+    """The one has more tokens than positions; the other, of 100 s, more positions than tokens."""
+    parts = ("What is in this video? ", video(film))
+    tokens, budget = await rendered_budget(suite, options(), *parts)
+    answer = await ask(suite.stub, *parts, opts=options())
+    assert answer.usage.prompt_tokens == tokens
+    assert 0 < answer.usage.completion_tokens <= budget
+    again = await ask(suite.stub, *parts, opts=options(budget))
+    assert again.usage.completion_tokens == answer.usage.completion_tokens
+
+
+async def test_a_video_too_long_for_the_budget_is_refused_by_its_part(suite: MediaSuite) -> None:
+    parts = ("What? ", image(RED), video(media_files.video(100, rate=1)))
+    tokens, budget = await rendered_budget(suite, options(), *parts)
+    assert tokens + budget < CONTEXT_LENGTH - 100, "its positions take more than its tokens"
+    chat = Conversation(suite.stub)
+    await chat.say(start(messages=[user(*parts)], opts=options(budget + 1)))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await chat.answer()
+    refused = failure(raised.value)
+    assert refused.reason == "INVALID_REQUEST"
+    assert refused.fields == ("start.messages[0].content[2].video.data",)
+    assert f"the context length of {CONTEXT_LENGTH} tokens" in refused.message
+    await nothing_is_held(suite)
+
+
 @pytest.mark.parametrize("spelling", ["message", "rpc", "deadline"])
 async def test_a_chat_is_cancelled_while_its_picture_is_encoded(
     directory: Path, spelling: str

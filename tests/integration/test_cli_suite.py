@@ -86,8 +86,9 @@ async def test_up_chat_crash_stop(tmp_path: Path, topology: str) -> None:
         await _stop(up, output)
 
 
-async def test_up_with_an_encode_worker_answers_about_a_picture(tmp_path: Path) -> None:
+async def test_up_with_an_encode_worker_answers_about_a_picture_and_a_video(tmp_path: Path) -> None:
     make_vision_model(tmp_path / "eyes", "qwen2_5_vl")
+    (tmp_path / "v.mp4").write_bytes(media_files.video(8))
     (tmp_path / "red.png").write_bytes(media_files.solid(size=(56, 56)))
     async with _up(tmp_path, "--model", "eyes", "--multimodal") as (up, output):
         shown = await _until(output, "Ctrl-C stops the suite")
@@ -102,6 +103,12 @@ async def test_up_with_an_encode_worker_answers_about_a_picture(tmp_path: Path) 
         assert (asked.code, asked.out[-1:]) == (0, "\n")
         assert "· 9 tokens ·" in asked.err
         assert "· 4 for images and videos" in asked.err
+        video = await millstream(
+            *("chat", *at, "--video", "v.mp4", "--once", "What is in this video?", "--show-usage"),
+            cwd=tmp_path,
+        )
+        assert video.code == 0, video.err
+        assert "for images and videos" in video.err
         models = await millstream("models", *at)
         assert "text, images, videos" in models.out
         assert "1 encode" in models.out

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
-from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.media.items import (
     DIGEST_BYTES,
     MAX_MEDIA_ITEMS,
@@ -91,7 +91,8 @@ def _items(
         yield FieldViolation(
             "media", "some items are pixels and others embeddings; send all of a prompt alike"
         )
-    yield from _positions(request, info, model)
+    if all(0 <= item.geometry.seconds_per_step < math.inf for item in media):  # else reported
+        yield from too_many_positions(request, info.context_length, model.positions_per_second)
 
 
 def _spans(
@@ -178,24 +179,39 @@ def _ticket(item: MediaInput, model: MediaModel, role: Role, path: str) -> Itera
         )
 
 
-def _positions(
-    request: GenerationRequest, info: GeneratorInfo, model: MediaModel
+def tokens_left(prompt: Prompt, context_length: int, per_second: float) -> int:
+    """Return how many tokens an answer may have: both they and their positions must fit.
+
+    Positions go on from those of the prompt, of which a video has ``per_second`` by its time: far
+    fewer than its tokens, or more. The model's table has ``context_length`` of them or more.
+    """
+    left = context_length - len(prompt)
+    if not per_second or not prompt.media:
+        return left
+    most = context_length + 1
+    return left - max(0, sum(i.positions(per_second, most) - i.tokens for i in prompt.media))
+
+
+def too_many_positions(
+    request: GenerationRequest, context_length: int, per_second: float, fields: Sequence[str] = ()
 ) -> Iterator[FieldViolation]:
-    """Check that the times of videos lead to no position beyond the model's table."""
-    room = info.context_length - len(request.token_ids) - max(request.sampling.max_new_tokens, 0)
-    for index, item in enumerate(request.prompt.media):
-        if not 0 <= item.geometry.seconds_per_step < math.inf:
-            return  # reported by `_geometry`
-        steps = item.geometry.grid[0] if item.geometry.grid else 0
-        positions = steps * item.geometry.seconds_per_step * model.positions_per_second
-        room -= math.ceil(min(positions, info.context_length + 1))
-        if positions and room < 0:
-            yield FieldViolation(
-                f"media[{index}].geometry.seconds_per_step",
-                f"with {steps} steps of {item.geometry.seconds_per_step:g} s, the prompt and its "
-                f"max_new_tokens, positions exceed the context length of {info.context_length}",
-            )
-            return
+    """Yield the video whose time leads to positions beyond the model's table.
+
+    ``fields`` has the client's names of the items. Too many tokens are reported elsewhere.
+    """
+    prompt, new = request.prompt, max(request.sampling.max_new_tokens, 1)
+    if not tokens_left(prompt, context_length, per_second) < new <= context_length - len(prompt):
+        return
+    taken = [item.positions(per_second, context_length + 1) for item in prompt.media]
+    more = [count - item.tokens for count, item in zip(taken, prompt.media, strict=True)]
+    index = more.index(max(more))
+    geometry, others = prompt.media[index].geometry, len(prompt) + sum(more) - taken[index]
+    yield FieldViolation(
+        fields[index] if fields else f"media[{index}].geometry.seconds_per_step",
+        f"{geometry.grid[0] if geometry.grid else 0} steps of {geometry.seconds_per_step:g} s need "
+        f"{taken[index]} positions or more; with {others} of the rest of the prompt and "
+        f"max_new_tokens {new} they exceed the context length of {context_length} tokens",
+    )
 
 
 def _stray_soft_tokens(request: GenerationRequest, model: MediaModel) -> Iterator[FieldViolation]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,6 +100,20 @@ class MediaInput:
     @property
     def tokens(self) -> int:
         return sum(span.length for span in self.spans)
+
+    def positions(self, per_second: float, most: int) -> int:
+        """Count its positions (M-RoPE): as many as the longest side of its merged grid has.
+
+        Time counts ``per_second`` of them, and ``most`` at most. 0: positions don't depend on time
+        and are never more than the tokens, which are returned.
+        """
+        grid, tokens = self.geometry.grid, self.tokens
+        if not per_second or grid is None or not tokens:
+            return tokens
+        steps, height, width = grid
+        merge = math.isqrt(math.prod(grid) // tokens) or 1
+        time = steps * self.geometry.seconds_per_step * per_second
+        return max(1, height // merge, width // merge, math.ceil(max(0.0, min(most, time))))
 
 
 def cache_key(items: Iterable[MediaInput]) -> int:

@@ -109,9 +109,10 @@ class ChatRequests:
         text, prompt = await self._prompt(conversation, said, served, media, variables)
         fit = said.options is None and conversation.number > 1
         checked = not (media and media.cancelled)
+        fields = [entry.part.field for entry in media.encoded] if media else ()
         if checked and conversation.continued is not None:  # first: it may be long
             given = request_of(conversation.request_id, served, prompt, options, caller)
-            check(given, options, served, self._front.limits, paths)
+            check(given, options, served, self._front.limits, paths, media_fields=fields)
         if form is not None:
             reading = await self.reading_for(conversation, form, text, variables)
             if answers.events or conversation.told_tools or form.form.reasoning:
@@ -119,7 +120,7 @@ class ChatRequests:
                 options = await with_grammar(options, binding, able.abilities, self._prompts)
         request = request_of(conversation.request_id, served, prompt, options, caller, fit=fit)
         if checked:
-            check(request, options, served, self._front.limits, paths)
+            check(request, options, served, self._front.limits, paths, media_fields=fields)
         return PreparedTurn(
             served=served,
             text=text,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.media_checks import tokens_left, too_many_positions
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Ability, Sampling, new_seed
 from millstream_server.generation.validation import FieldPaths, check_request
@@ -93,7 +94,7 @@ def request_of(
         sampling=sampling_of(
             options.sampling,
             served.defaults,
-            engine.context_length - len(prompt),
+            tokens_left(prompt, engine.context_length, served.positions_per_second),
             fit=fit,
             seeded=Ability.SEED in engine.abilities,
         ),
@@ -109,19 +110,19 @@ def request_of(
 def sampling_of(
     asked: Mapping[str, Any],
     defaults: Mapping[str, Any],
-    tokens_left: int,
+    most: int,
     *,
     fit: bool = False,
     seeded: bool = False,
 ) -> Sampling:
     """Fill in what the client left unset: the model's own ``defaults``, then neutral values.
 
-    An unset max_new_tokens becomes ``tokens_left``, what the context leaves; with ``fit`` it is
-    never more than that. ``seeded``: all workers take seeds, so one is drawn here: a leg then
-    starts without a copy of its request (`dispatch.first_seed` draws for mixed workers).
+    An unset max_new_tokens becomes ``most``, what the context leaves; with ``fit`` it is never more
+    than that. ``seeded``: all workers take seeds, so one is drawn here: a leg then starts without
+    a copy of its request (`dispatch.first_seed` draws for mixed workers).
     """
     values = {**defaults, **asked}
-    most = max(1, tokens_left)
+    most = max(1, most)
     new = values.setdefault("max_new_tokens", most)
     if fit and new > most:
         values["max_new_tokens"] = most
@@ -149,8 +150,10 @@ def check(
     served: ServedModel,
     limits: RequestLimits,
     paths: FieldPaths,
+    *,
+    media_fields: Sequence[str] = (),
 ) -> None:
-    """Refuse what can't succeed, naming every wrong field.
+    """Refuse what can't succeed, naming every wrong field; ``media_fields`` are those of the items.
 
     Raises:
         InvalidRequestError: something is wrong.
@@ -161,7 +164,11 @@ def check(
     if violations:
         raise InvalidRequestError.of_all(violations)
     check_request(request, served.engine, Role.AGGREGATED, paths)
-    if violations := _stray_placeholders(request.prompt, served.text, paths):
+    violations = _stray_placeholders(request.prompt, served.text, paths)
+    if request.prompt.media:
+        length, per_second = served.engine.context_length, served.positions_per_second
+        violations += too_many_positions(request, length, per_second, media_fields)
+    if violations:
         raise InvalidRequestError.of_all(violations)
 
 

@@ -42,6 +42,25 @@ async def test_the_answer_is_the_same_as_grpcs(tmp_path: Path) -> None:
     assert response.json["usage"]["prompt_tokens"] == by_grpc.usage.prompt_tokens
 
 
+async def test_a_video_needs_no_max_tokens(tmp_path: Path) -> None:
+    model = make_vision_model(tmp_path / "qwen", "qwen2_5_vl")
+
+    def asked(film: bytes, **more: Any) -> dict[str, Any]:
+        part = {"type": "video_url", "video_url": url("video/mp4", film)}
+        return {"messages": [{"role": "user", "content": [part]}], **more}
+
+    async with media_suite(model) as suite:
+        response = await ask(suite.front.port, CHAT, asked(media_files.video(8)))
+        long = asked(media_files.video(100, rate=1), max_tokens=8050)  # 200 positions of 8192
+        refused = await ask(suite.front.port, CHAT, long)
+    assert response.status == 200, response.body
+    assert refused.status == 400
+    error = refused.json["error"]
+    assert error["param"] == "messages[0].content[0].video_url.url"
+    assert error["code"] == "context_length_exceeded"
+    assert "max_tokens 8050" in error["message"]
+
+
 async def test_so_is_that_of_messages(tmp_path: Path) -> None:
     model = make_vision_model(tmp_path / "qwen", "qwen2_5_vl")
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(RED).decode()}

@@ -27,6 +27,7 @@ from tests.support.media.vision_chats import (
 from tests.support.models.vision_models import FamilyName, make_vision_model
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, running
+from tests.support.processor.chats import CANCEL, Conversation, options, start
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -104,3 +105,19 @@ async def test_videos_by_their_logprobs(families: Families) -> None:
     questions = video_questions("qwen2_5_vl", [10, 0, 0])
     async with talking(front.address) as stub:
         await check_videos(stub, model, questions, model.name)
+
+
+async def test_a_video_needs_no_explicit_budget(families: Families) -> None:
+    """The answer may fill the context; its beginning is enough."""
+    front, models = families
+    question = video_questions("qwen2_5_vl", [10, 0, 0])[0]
+    opts = options(temperature=0, ignore_eos=True)
+    async with talking(front.address) as stub:
+        chat = Conversation(stub)
+        model = models["qwen2_5_vl"].name
+        await chat.say(start(messages=[question.message], opts=opts, model=model))
+        while not (chat.answers and chat.answers[0].choices):
+            assert await chat.read()
+        await chat.say(CANCEL)
+        assert (await chat.answer()).usage.completion_tokens > 0
+        await chat.end()
