@@ -29,6 +29,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CUDA_LOCK = HERE / "torch-cuda.lock"
+TORCHVISION = HERE / "torchvision_on_cpu.py"
 STAMP = Path(sys.prefix, ".ready")
 SITE = Path(sysconfig.get_path("purelib"))
 
@@ -64,6 +65,8 @@ class Environment:
 
 _CHECKS = {
     "torch": "import torch",
+    # PyPI's is built for CUDA; transformers imports it for images, and with some tokenizers.
+    "torchvision": "import torchvision",
     # It moves KV cache between engines. It has a package for each CUDA version, and picks one.
     "nixl": "import nixl; nixl.nixl_agent",
 }
@@ -263,7 +266,9 @@ def install(environment: Environment) -> str:
         if torch.needs_cuda:
             check_disk(environment)
         if choice.pip_options:
-            pip_install(f"torch==={torch.version}", options=choice.pip_options)
+            # PyTorch's index has the build of torchvision that fits.
+            beside = f"torchvision=={pins['torchvision']}"
+            pip_install(f"torch==={torch.version}", beside, options=choice.pip_options)
         elif torch.version != there.get("torch"):
             wanted = [f"torch==={torch.version}"]
     if torch.needs_cuda:
@@ -272,7 +277,17 @@ def install(environment: Environment) -> str:
     if wanted:
         pip_install(*wanted)
     pip_install("--editable", str(ROOT))
+    make_torchvision_importable()
     return torch.version
+
+
+def make_torchvision_importable() -> None:
+    """Let torchvision's Python part work where its build isn't that of PyTorch."""
+    hook = SITE / f"{TORCHVISION.stem}.pth"
+    hook.unlink(missing_ok=True)
+    if failure_of(_CHECKS["torchvision"]) is not None:
+        shutil.copy(TORCHVISION, SITE)
+        hook.write_text(f"import {TORCHVISION.stem}\n", encoding="utf-8")
 
 
 def fits(torch: Build, version: str, cuda_missing: dict[str, str]) -> bool:
@@ -378,16 +393,23 @@ def check_imports(environment: Environment) -> None:
         InstallError: one can't be imported.
     """
     for name, code in environment.checks.items():
-        tried = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False
-        )
-        if tried.returncode:
-            reason = (tried.stderr.strip() or f"exit status {tried.returncode}").splitlines()[-1]
+        reason = failure_of(code)
+        if reason is not None:
             raise InstallError(
                 f"`{code}` fails: {reason}\nInstall anew: make clean; {environment.command}\n"
                 f"{advice(environment)}"
             )
         say(f"import {name}: works")
+
+
+def failure_of(code: str) -> str | None:
+    """Run ``code`` in a process of its own; returns the last line of its failure, or None."""
+    tried = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if not tried.returncode:
+        return None
+    return (tried.stderr.strip() or f"exit status {tried.returncode}").splitlines()[-1]
 
 
 def is_usable() -> bool:
@@ -423,7 +445,8 @@ def python_name() -> str:
 def inputs_digest(environment: Environment) -> str:
     """Digest what decides what is installed."""
     digest = hashlib.sha256(sys.version.encode())
-    for file in (environment.lock, CUDA_LOCK, ROOT / "pyproject.toml"):
+    inputs = (environment.lock, CUDA_LOCK, ROOT / "pyproject.toml", Path(__file__), TORCHVISION)
+    for file in inputs:
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -37,7 +37,15 @@ def build_editable(folder, *_):
 """
 # The CUDA build can't be imported without its library, as the real one.
 CPU_TORCH = {"torch/__init__.py": ""}
-CUDA_TORCH = {"torch/__init__.py": "import nvidia_lib"}
+CUDA_TORCH = {"torch/__init__.py": "import nvidia_lib; nms = 1"}
+# Neither can PyPI's torchvision without an operator that its compiled part brings.
+CPU_VISION = {"torchvision/__init__.py": ""}
+CUDA_VISION = {"torchvision/__init__.py": "import torch; torch.nms"}
+HOOK = "torchvision_on_cpu.pth"
+DECLARE = """\
+import torch
+def declare_torchvision_operators(): torch.nms = 1
+"""
 
 
 class Machine:
@@ -49,24 +57,29 @@ class Machine:
         self.cpu_index = root / "cpu_index"
         self.python = self.checkout / ".venv" / "bin" / "python"
         self.stamp = self.checkout / ".venv" / ".ready"
-        for folder in (self.checkout / "requirements", self.wheels, self.cpu_index / "torch"):
+        pages = [self.cpu_index / name for name in ("torch", "torchvision")]
+        for folder in (self.checkout / "requirements", self.wheels, *pages):
             folder.mkdir(parents=True)
-        (self.cpu_index / "torch" / "index.html").write_text("<!DOCTYPE html><html></html>")
+        for page in pages:
+            (page / "index.html").write_text("<!DOCTYPE html><html></html>")
         self.write_project(sys.version_info[1])
         (self.checkout / "backend.py").write_text(BACKEND)
-        make_wheel(self.checkout, "project", "1")
+        ours = {"millstream_server/engines/torch_on_cpu.py": DECLARE}
+        make_wheel(self.checkout, "project", "1", files=ours)
         requirements = self.checkout / "requirements"
-        (requirements / "cpu.lock").write_text("torch==1.0\nnixl==1.0\n")
+        (requirements / "cpu.lock").write_text("torch==1.0\ntorchvision==1.0\nnixl==1.0\n")
         (requirements / "torch-cuda.lock").write_text("nvidia-lib==1.0\n")
         script = INSTALL.read_text().replace(
             'CPU_INDEX = "https://download.pytorch.org/whl/cpu"',
             f'CPU_INDEX = "{self.cpu_index.as_uri()}"',
         )
         (requirements / "install.py").write_text(script)
+        shutil.copy(INSTALL.with_name("torchvision_on_cpu.py"), requirements)
         assert self.cpu_index.as_uri() in script
         make_wheel(self.wheels, "nvidia_lib", "1.0", files={"nvidia_lib.py": ""})
         make_wheel(self.wheels, "nixl", "1.0", files={"nixl.py": "import torch; nixl_agent = 1"})
         make_wheel(self.wheels, "torch", "1.0", requires=["nvidia-lib==1.0"], files=CUDA_TORCH)
+        make_wheel(self.wheels, "torchvision", "1.0", files=CUDA_VISION)
         venv.create(self.checkout / ".venv", symlinks=True)
         # The pip that runs here, since copying one into each venv takes seconds.
         (self.site / "pip").symlink_to(Path(pip.__file__).parent)
@@ -104,6 +117,10 @@ class Machine:
         (site,) = (self.checkout / ".venv" / "lib").glob("python3*/site-packages")
         return site
 
+    def can_import_torchvision(self) -> bool:
+        code = [self.python, "-c", "import torchvision"]
+        return not subprocess.run(code, env={"PYTHONPATH": ""}, check=False).returncode
+
     def torch_builds(self) -> list[str]:
         return [folder.name for folder in self.site.glob("torch-*.dist-info")]
 
@@ -120,19 +137,25 @@ def test_the_cpu_build_that_pip_finds(machine: Machine) -> None:
     assert "the CPU build, 1.0+cpu, which pip finds as configured" in output
     assert machine.torch_builds() == ["torch-1.0+cpu.dist-info"]
     assert not list(machine.site.glob("nvidia_lib*"))
+    assert machine.can_import_torchvision()
+    assert (machine.site / HOOK).is_file()
     assert machine.install() == (0, "")  # Nothing left to do, nothing said.
 
 
 def test_the_cpu_build_of_pytorchs_index(machine: Machine) -> None:
-    page = machine.cpu_index / "torch"
-    machine.offer_cpu_build(page)
-    (page / "index.html").write_text(
-        '<!DOCTYPE html><html><a href="torch-1.0%2Bcpu-py3-none-any.whl">torch</a></html>'
-    )
+    machine.offer_cpu_build(machine.cpu_index / "torch")
+    make_wheel(machine.cpu_index / "torchvision", "torchvision", "1.0+cpu", files=CPU_VISION)
+    for name in ("torch", "torchvision"):
+        (machine.cpu_index / name / "index.html").write_text(
+            f'<!DOCTYPE html><html><a href="{name}-1.0%2Bcpu-py3-none-any.whl">{name}</a></html>'
+        )
     code, output = machine.install()
     assert code == 0, output
     assert f"the CPU build, 1.0+cpu, from {machine.cpu_index.as_uri()}" in output
     assert machine.torch_builds() == ["torch-1.0+cpu.dist-info"]
+    assert (machine.site / "torchvision-1.0+cpu.dist-info").is_dir()
+    assert machine.can_import_torchvision()
+    assert not (machine.site / HOOK).exists()
 
 
 def test_the_cuda_build_comes_with_its_libraries_and_survives_what_interrupts(
@@ -141,6 +164,7 @@ def test_the_cuda_build_comes_with_its_libraries_and_survives_what_interrupts(
     code, output = machine.install()
     assert code == 0, output
     assert "the CUDA build, 1.0, with its CUDA libraries" in output
+    assert not (machine.site / HOOK).exists()
     assert machine.torch_builds() == ["torch-1.0.dist-info"]
     assert list(machine.site.glob("nvidia_lib.py"))
     # As an older setup, or a run that was killed while pip unpacked a package, leaves it.
