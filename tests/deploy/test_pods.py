@@ -155,6 +155,25 @@ def test_a_group_has_a_leader_and_followers(render: Render) -> None:
     assert not selects(selector, pool.follower["metadata"]["labels"])
 
 
+@pytest.mark.parametrize(
+    ("changes", "port"),
+    [
+        ({}, 21000),
+        ({"settings": {"kv_events_port": 0}}, 0),
+        ({"settings": {"kv_events_port": 30000}}, 30000),
+        ({"parallelism": {"attentionData": 1}}, None),
+        ({"parallelism": {"attentionData": 8, "tensor": 8, "nodes": 1}}, None),
+    ],
+)
+def test_ranks_on_other_nodes_tell_their_leader_what_they_cache(
+    render: Render, changes: dict[str, Any], port: int | None
+) -> None:
+    """A rank's events stay on its node by default, where ranks are on one."""
+    values = {"decode": {"pools": {"main": changes}}}
+    pool = pool_of(render("multinode", values=values), "decode")
+    assert pool.config.get("kv_events_port") == port
+
+
 def test_a_group_stays_in_one_zone_and_groups_are_spread(render: Render) -> None:
     """Spread pod by pod, a group was torn across zones."""
     pool = pool_of(render("multinode"), "decode")

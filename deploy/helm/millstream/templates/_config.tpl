@@ -55,6 +55,10 @@ mode: {{ include "millstream.mode" . }}
 {{- end }}
 {{- if gt (int $pool.parallelism.nodes) 1 }}
 nodes: {{ int $pool.parallelism.nodes }}
+{{- if and (gt (int $pool.parallelism.attentionData) 1) (has $pool.role (list "prefill" "decode" "diffusion")) }}
+{{- /* One port per rank, from here on, of the leader's pod: only pods of its group reach it. */}}
+kv_events_port: 21000
+{{- end }}
 {{- end }}
 {{- if and (eq $pool.role "diffusion") (eq (include "millstream.engine" .) "sglang") (gt (int $pool.parallelism.tensor) 1) }}
 num_gpus: {{ int $pool.parallelism.tensor }}
