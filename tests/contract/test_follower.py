@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from millstream.v1 import decode_pb2_grpc, worker_pb2, worker_pb2_grpc
 from millstream_server.control.engine import Role
 from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.runtime.telemetry.metrics import MODEL_LOAD
 from millstream_server.worker import follower
 from millstream_server.worker.host_settings import ModelSettings
 from tests.support.processes.ports import free_port
@@ -96,6 +97,7 @@ async def _running(drain_s: float = 30.0) -> AsyncIterator[Process]:
 
 
 async def test_it_has_the_workers_health_and_metrics_and_no_requests() -> None:
+    MODEL_LOAD.clear()
     async with _running() as process:
         assert not await process.is_serving()
         assert await process.is_serving("liveness")
@@ -104,6 +106,7 @@ async def test_it_has_the_workers_health_and_metrics_and_no_requests() -> None:
         assert await process.is_serving("")
         found = await scrape(process.metrics)
         assert found.value("millstream_serving", service=_SERVICE) == 1
+        assert found.value("millstream_model_load_seconds", phase="starting") > 0
         info = worker_pb2_grpc.WorkerServiceStub(process.channel).GetWorkerInfo
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await info(worker_pb2.GetWorkerInfoRequest())

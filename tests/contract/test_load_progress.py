@@ -17,6 +17,7 @@ from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.main import FAILED
+from millstream_server.runtime.telemetry.metrics import MODEL_LOAD
 from millstream_server.worker import app
 from millstream_server.worker.loading import ModelLoading
 from millstream_testing.in_process import ALPHABET, InProcessWorker, plan_of, worker
@@ -55,6 +56,18 @@ def slow_worker(engine: SlowEngine) -> Any:
     return worker(loaded=False, make=lambda _, role: plan_of(engine, role))
 
 
+@pytest.fixture(autouse=True)
+def no_load_before() -> None:
+    """The metric is one per process, and a worker that is loading has set none of it."""
+    MODEL_LOAD.clear()
+
+
+def phases() -> dict[str, float]:
+    """Return the seconds of `millstream_model_load_seconds`, by phase."""
+    (family,) = MODEL_LOAD.collect()
+    return {sample.labels["phase"]: sample.value for sample in family.samples}
+
+
 def watch(w: InProcessWorker) -> Any:
     return w.about.WatchLoadProgress(worker_pb2.WatchLoadProgressRequest())
 
@@ -85,6 +98,8 @@ async def test_it_is_watched_from_the_start_until_the_worker_is_ready() -> None:
         assert ready.elapsed.ToNanoseconds() >= preparing.elapsed.ToNanoseconds() > 0
         assert await call.read() is EOF
         await loading
+        assert list(phases()) == ["starting", "loading_weights", "preparing", "warming_up"]
+        assert sum(phases().values()) >= ready.elapsed.ToNanoseconds() / 1e9
         late = watch(w)
         assert await late.read() == ready
         assert await late.read() is EOF
@@ -112,9 +127,12 @@ async def test_an_engine_that_says_nothing_has_the_hosts_stages() -> None:
     loading.progress.listen(lambda: stages.append(loading.progress.value.stage))
     async with loading.following():
         pass
+    assert phases() == {}
     loading.reach(LoadStage.WARMING_UP)
+    assert list(phases()) == ["starting"]
     loading.reach(LoadStage.READY)
     loading.fail()  # too late to matter
+    assert list(phases()) == ["starting", "warming_up"]
     assert stages == [STARTING, WARMING_UP, READY]
     assert not loading.failed.value
 

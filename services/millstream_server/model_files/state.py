@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ PARTIAL = ".millstream-partial"
 LOCK = ".millstream-lock"
 OURS = frozenset({".cache", "lost+found"})
 """What an empty directory may hold besides `.millstream-*`. A new file system has lost+found."""
+_HUB_ID = re.compile(r"(?:hf:/)?(\w[\w.-]*/\w[\w.-]*)")
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -84,14 +86,28 @@ def complete_in(directory: Path) -> State | None:
     return None if began is not None and began.lacking(directory) else complete
 
 
+def fetch_advice(directory: Path) -> str:
+    """Return how to get a model that was named by its id on the Hub; empty: it wasn't."""
+    named = _HUB_ID.fullmatch(str(directory))
+    if named is None or directory.exists():
+        return ""
+    return (
+        f"there is no directory {directory}; if it is a model of the Hugging Face Hub, `python -m "
+        f"millstream_server.model_files fetch hf://{named[1]} {named[1]}` fetches it into the "
+        f"directory {named[1]}"
+    )
+
+
 def expect_usable(directory: Path) -> None:
-    """Refuse a directory that `model_files` began to fill and hasn't completed.
+    """Refuse a directory that `model_files` began to fill and hasn't completed, or a model's id.
 
     One without any state is somebody's own and isn't judged here.
 
     Raises:
         SettingsError: files are missing.
     """
+    if advice := fetch_advice(directory):
+        raise SettingsError(advice)
     began = read(directory / PARTIAL)
     if began is not None and complete_in(directory) is None:
         there = sum(size_of(directory / name) == size for name, size in began.files.items())

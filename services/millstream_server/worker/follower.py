@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from millstream_server.control.engine import Follower, Role
+from millstream_server.control.engine import Follower, LoadStage, Role
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.lifecycle.conditions import LOADING
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED, Signals
@@ -16,6 +16,7 @@ from millstream_server.runtime.lifecycle.service import Service, ServicePlan, pe
 from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.host_settings import ModelSettings
+from millstream_server.worker.loading import ModelLoading
 
 log = get_log(__name__)
 _STOP_GRACE_S = 0.2
@@ -73,7 +74,10 @@ def _plan(settings: ModelSettings, service: str) -> ServicePlan:
 async def _load(follower: Follower, ended: asyncio.Future[str]) -> bool:
     """Load the part; ``ended`` gets the reason if the engine ends later."""
     log.phase("loading the model")
-    await follower.start(lambda why: None if ended.done() else ended.set_result(why))
+    loading = ModelLoading(follower)
+    async with loading.following():
+        await follower.start(lambda why: None if ended.done() else ended.set_result(why))
+    loading.reach(LoadStage.READY)
     return True
 
 

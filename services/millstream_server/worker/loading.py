@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from millstream_server.control.engine import LoadObserved, LoadProgress, LoadStage
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.metrics import MODEL_LOAD
 
 log = get_log(__name__)
 
@@ -51,7 +52,7 @@ class ModelLoading:
     def __init__(self, engine: object) -> None:
         """Ask ``engine``, if it is `LoadObserved`."""
         self._engine = engine
-        self._began_s = time.monotonic()
+        self._began_s = self._stage_began_s = time.monotonic()
         self._ended_s: float | None = None
         self.progress = Watched(LoadProgress())
         """How far it is; also when it has failed."""
@@ -67,7 +68,7 @@ class ModelLoading:
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Ask the engine 4 times a second during the ``with`` block."""
-        self._began_s = time.monotonic()
+        self._began_s = self._stage_began_s = time.monotonic()
         polling = asyncio.create_task(self._poll(), name="load-progress")
         try:
             yield
@@ -101,6 +102,10 @@ class ModelLoading:
 
     def _advance(self, new: LoadProgress) -> None:
         known = self.progress.value
+        if new.stage > known.stage:
+            now_s = time.monotonic()
+            MODEL_LOAD.labels(known.stage.name.lower()).set(now_s - self._stage_began_s)
+            self._stage_began_s = now_s
         self.progress.set(
             replace(
                 known,

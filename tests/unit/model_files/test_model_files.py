@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from millstream_server.cli.suite.models import PlanError, Task, choose_further, choose_model
+from millstream_server.engines.adapter import model_folder
 from millstream_server.model_files import state
 from millstream_server.model_files.__main__ import main
 from millstream_server.model_files.fetch import Options, fetch, wait_for
@@ -229,6 +231,27 @@ def test_a_service_refuses_a_directory_that_lacks_files(tmp_path: Path) -> None:
     state.expect_usable(tmp_path)
     with pytest.raises(SettingsError, match="fetched with --without-weights"):
         state.expect_weights(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B"])
+def test_a_models_id_is_told_from_a_directory(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "model_files fetch hf://Qwen/Qwen3-0.6B Qwen/Qwen3-0.6B"
+    with pytest.raises(SettingsError, match=command):
+        state.expect_usable(Path(given))
+    with pytest.raises(SettingsError, match=command):
+        model_folder(Path(given), "sglang", "a model directory", "config.json")
+    with pytest.raises(PlanError, match=command):
+        choose_model(Path(given), "")
+    with pytest.raises(PlanError, match=command):
+        choose_further(Task.EMBEDDING, Path(given))
+    Path("Qwen/Qwen3-0.6B").mkdir(parents=True)
+    state.expect_usable(Path("Qwen/Qwen3-0.6B"))
+    for path in (tmp_path / "none", Path("../none"), Path("none")):
+        with pytest.raises(SettingsError, match=r"there is no config\.json in it"):
+            model_folder(path, "sglang", "a model directory", "config.json")
 
 
 def test_wait_ends_when_the_directory_is_complete(

@@ -10,6 +10,7 @@ from pathlib import Path
 from millstream_server.embedding.model_files import lacks_answers
 from millstream_server.engines.registry import adapter, embedder_for
 from millstream_server.media import families
+from millstream_server.model_files.state import fetch_advice
 
 _DEMO_MODEL = Path("demo") / "model"
 _DEMO_VISION_MODEL = Path("demo") / "vision" / "model"
@@ -132,7 +133,8 @@ def choose_model(given: Path | None, name: str, *, multimodal: bool = False) -> 
             "DIR, a directory with config.json, *.safetensors, tokenizer.json and a chat template"
         )
     if not (model / "config.json").is_file():
-        raise PlanError(f"{model} is no model directory: it has no config.json")
+        no_model = f"{model} is no model directory: it has no config.json"
+        raise PlanError(fetch_advice(model) or no_model)
     if "," in str(model.resolve()) or any(sign in name for sign in ",="):
         raise PlanError(
             "neither the model's directory nor its name may have a comma (nor = its name)"
@@ -151,7 +153,7 @@ def choose_further(task: Task, given: Path | None) -> FurtherModel:
     found = given / needed if given is not None else _find(DEMOS[task] / needed)
     if found is None or not found.is_file():
         where = given if given is not None else DEMOS[task]
-        raise PlanError(f"{where} is no model directory: it has no {needed}")
+        raise PlanError(fetch_advice(where) or f"{where} is no model directory: it has no {needed}")
     model = found.parent.resolve()
     if "," in str(model):
         raise PlanError(f"the directory {model} may not have a comma in its name")

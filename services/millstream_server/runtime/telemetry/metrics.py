@@ -369,6 +369,12 @@ ENGINE_LOAD_AGE = ScrapedGauge(
     _ENGINE,
 )
 
+MODEL_LOAD = gauge(
+    "millstream_model_load_seconds",
+    "How long this worker's start took, by phase: starting, loading_weights and preparing, where "
+    "the engine tells them apart, else all of it is starting; then warming_up",
+    ["phase"],
+)
 CANARY_DURATION = histogram(
     "millstream_canary_duration_seconds",
     "How long a canary generation took; one is run when the engine was silent for a while",
