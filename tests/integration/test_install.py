@@ -118,7 +118,7 @@ class Machine:
         return site
 
     def can_import_torchvision(self) -> bool:
-        code = [self.python, "-c", "import torchvision"]
+        code = [str(self.python), "-c", "import torchvision"]
         return not subprocess.run(code, env={"PYTHONPATH": ""}, check=False).returncode
 
     def torch_builds(self) -> list[str]:

@@ -39,6 +39,6 @@ def test_operators_are_declared_where_the_compiled_part_does_not_load(
             )
         ),
     )
-    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", torch)
     declare_torchvision_operators.__wrapped__()
     assert found == declared

@@ -97,29 +97,20 @@ def declare_torchvision_operators() -> object:
 
     With a CPU build of PyTorch its compiled part doesn't load, and the fake-kernel registration in
     its `__init__` then fails because two operators are missing. With their schemas declared the
-    Python part works; calling one of the operators still raises. A compiled part that loads has
-    them, and may not find them declared.
+    Python part works; calling one of the operators still raises. A part that loads brings them.
 
     Returns what must be kept while they are used; the cache does.
     """
     torch: Any = importlib.import_module("torch")
     library = torch.library.Library("torchvision", "FRAGMENT")
-    if torch.version.cuda is None and not _compiled_part_loads(torch):
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
-
-
-def _compiled_part_loads(torch: Any) -> bool:
     spec = PathFinder.find_spec("torchvision")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        for file in Path(folder).glob("_C*.so"):
-            try:
-                torch.ops.load_library(file)
-            except OSError:
-                return False
-            return True
-    return False
+    if torch.version.cuda is None and spec and spec.origin:
+        try:
+            torch.ops.load_library(Path(spec.origin).with_name("_C.so"))
+        except OSError:
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
 
 
 class _WhenTorchvisionIsImported(MetaPathFinder):

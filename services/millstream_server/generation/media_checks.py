@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.media.families.family import Family
 from millstream_server.media.items import (
     DIGEST_BYTES,
     MAX_MEDIA_ITEMS,
@@ -92,7 +93,7 @@ def _items(
             "media", "some items are pixels and others embeddings; send all of a prompt alike"
         )
     if all(0 <= item.geometry.seconds_per_step < math.inf for item in media):  # else reported
-        yield from too_many_positions(request, info.context_length, model.positions_per_second)
+        yield from too_many_positions(request, info.context_length, model, ())
 
 
 def _spans(
@@ -179,39 +180,29 @@ def _ticket(item: MediaInput, model: MediaModel, role: Role, path: str) -> Itera
         )
 
 
-def tokens_left(prompt: Prompt, context_length: int, per_second: float) -> int:
-    """Return how many tokens an answer may have: both they and their positions must fit.
-
-    Positions go on from those of the prompt, of which a video has ``per_second`` by its time: far
-    fewer than its tokens, or more. The model's table has ``context_length`` of them or more.
-    """
-    left = context_length - len(prompt)
-    if not per_second or not prompt.media:
-        return left
-    most = context_length + 1
-    return left - max(0, sum(i.positions(per_second, most) - i.tokens for i in prompt.media))
+def tokens_left(prompt: Prompt, context_length: int, model: MediaModel | Family | None) -> int:
+    """Return how many tokens an answer may have: they and the positions after the prompt's fit."""
+    per_second = model.positions_per_second if model else 0
+    more = sum(item.positions(per_second) - item.tokens for item in prompt.media)
+    return context_length - len(prompt) - max(0, more)
 
 
 def too_many_positions(
-    request: GenerationRequest, context_length: int, per_second: float, fields: Sequence[str] = ()
+    request: GenerationRequest, most: int, model: MediaModel | Family | None, fields: Sequence[str]
 ) -> Iterator[FieldViolation]:
-    """Yield the video whose time leads to positions beyond the model's table.
+    """Yield the video whose time leads to positions beyond ``most``, the context length.
 
-    ``fields`` has the client's names of the items. Too many tokens are reported elsewhere.
+    ``fields`` has the client's names of the items, if any. `validation` reports too many tokens.
     """
-    prompt, new = request.prompt, max(request.sampling.max_new_tokens, 1)
-    if not tokens_left(prompt, context_length, per_second) < new <= context_length - len(prompt):
-        return
-    taken = [item.positions(per_second, context_length + 1) for item in prompt.media]
-    more = [count - item.tokens for count, item in zip(taken, prompt.media, strict=True)]
-    index = more.index(max(more))
-    geometry, others = prompt.media[index].geometry, len(prompt) + sum(more) - taken[index]
-    yield FieldViolation(
-        fields[index] if fields else f"media[{index}].geometry.seconds_per_step",
-        f"{geometry.grid[0] if geometry.grid else 0} steps of {geometry.seconds_per_step:g} s need "
-        f"{taken[index]} positions or more; with {others} of the rest of the prompt and "
-        f"max_new_tokens {new} they exceed the context length of {context_length} tokens",
-    )
+    prompt, new = request.prompt, request.sampling.max_new_tokens
+    if model and tokens_left(prompt, most, model) < new <= most - len(prompt):
+        counts = [item.positions(model.positions_per_second) for item in prompt.media]
+        index = max(range(len(counts)), key=lambda i: counts[i] - prompt.media[i].tokens)
+        yield FieldViolation(
+            fields[index] if fields else f"media[{index}].geometry.seconds_per_step",
+            f"this video's {counts[index]} positions (by its time), those of the rest of the "
+            f"prompt and max_new_tokens {new} exceed the context length of {most} tokens",
+        )
 
 
 def _stray_soft_tokens(request: GenerationRequest, model: MediaModel) -> Iterator[FieldViolation]:

@@ -101,19 +101,18 @@ class MediaInput:
     def tokens(self) -> int:
         return sum(span.length for span in self.spans)
 
-    def positions(self, per_second: float, most: int) -> int:
-        """Count its positions (M-RoPE): as many as the longest side of its merged grid has.
+    def positions(self, per_second: float) -> int:
+        """Count its positions (M-RoPE): those of its longest side, ``per_second`` in time.
 
-        Time counts ``per_second`` of them, and ``most`` at most. 0: positions don't depend on time
-        and are never more than the tokens, which are returned.
+        0: they don't depend on time and are never more than the tokens, which are returned.
         """
         grid, tokens = self.geometry.grid, self.tokens
         if not per_second or grid is None or not tokens:
             return tokens
         steps, height, width = grid
         merge = math.isqrt(math.prod(grid) // tokens) or 1
-        time = steps * self.geometry.seconds_per_step * per_second
-        return max(1, height // merge, width // merge, math.ceil(max(0.0, min(most, time))))
+        seconds = min(1 << 31, steps * self.geometry.seconds_per_step)  # longer than any video
+        return max(1, height // merge, width // merge, math.ceil(seconds * per_second))
 
 
 def cache_key(items: Iterable[MediaInput]) -> int:

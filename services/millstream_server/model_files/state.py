@@ -91,11 +91,8 @@ def fetch_advice(directory: Path) -> str:
     named = _HUB_ID.fullmatch(str(directory))
     if named is None or directory.exists():
         return ""
-    return (
-        f"there is no directory {directory}; if it is a model of the Hugging Face Hub, `python -m "
-        f"millstream_server.model_files fetch hf://{named[1]} {named[1]}` fetches it into the "
-        f"directory {named[1]}"
-    )
+    fetch = f"python -m millstream_server.model_files fetch hf://{named[1]} {named[1]}"
+    return f"there is no directory {directory}; `{fetch}` gets the Hub's model of that name there"
 
 
 def expect_usable(directory: Path) -> None:

@@ -51,11 +51,6 @@ class ServedModel:
     answer_format: AnswerFormat | None = None
     """How it writes reasoning and tool calls; None: not known."""
 
-    @property
-    def positions_per_second(self) -> float:
-        """As in `Family`; 0 without media."""
-        return self.text.family.positions_per_second if self.text.family else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:

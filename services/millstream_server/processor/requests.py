@@ -94,7 +94,7 @@ def request_of(
         sampling=sampling_of(
             options.sampling,
             served.defaults,
-            tokens_left(prompt, engine.context_length, served.positions_per_second),
+            tokens_left(prompt, engine.context_length, served.text.family),
             fit=fit,
             seeded=Ability.SEED in engine.abilities,
         ),
@@ -164,11 +164,9 @@ def check(
     if violations:
         raise InvalidRequestError.of_all(violations)
     check_request(request, served.engine, Role.AGGREGATED, paths)
-    violations = _stray_placeholders(request.prompt, served.text, paths)
-    if request.prompt.media:
-        length, per_second = served.engine.context_length, served.positions_per_second
-        violations += too_many_positions(request, length, per_second, media_fields)
-    if violations:
+    family, most = served.text.family, served.engine.context_length
+    stray = _stray_placeholders(request.prompt, served.text, paths)
+    if violations := stray or [*too_many_positions(request, most, family, media_fields)]:
         raise InvalidRequestError.of_all(violations)
 
 

@@ -75,8 +75,7 @@ async def _load(follower: Follower, ended: asyncio.Future[str]) -> bool:
     """Load the part; ``ended`` gets the reason if the engine ends later."""
     log.phase("loading the model")
     loading = ModelLoading(follower)
-    async with loading.following():
-        await follower.start(lambda why: None if ended.done() else ended.set_result(why))
+    await follower.start(lambda why: None if ended.done() else ended.set_result(why))
     loading.reach(LoadStage.READY)
     return True
 

@@ -103,9 +103,8 @@ class ModelLoading:
     def _advance(self, new: LoadProgress) -> None:
         known = self.progress.value
         if new.stage > known.stage:
-            now_s = time.monotonic()
-            MODEL_LOAD.labels(known.stage.name.lower()).set(now_s - self._stage_began_s)
-            self._stage_began_s = now_s
+            began_s, self._stage_began_s = self._stage_began_s, time.monotonic()
+            MODEL_LOAD.labels(known.stage.name.lower()).set(self._stage_began_s - began_s)
         self.progress.set(
             replace(
                 known,

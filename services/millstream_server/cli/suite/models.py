@@ -133,8 +133,9 @@ def choose_model(given: Path | None, name: str, *, multimodal: bool = False) -> 
             "DIR, a directory with config.json, *.safetensors, tokenizer.json and a chat template"
         )
     if not (model / "config.json").is_file():
-        no_model = f"{model} is no model directory: it has no config.json"
-        raise PlanError(fetch_advice(model) or no_model)
+        raise PlanError(
+            fetch_advice(model) or f"{model} is no model directory: no config.json in it"
+        )
     if "," in str(model.resolve()) or any(sign in name for sign in ",="):
         raise PlanError(
             "neither the model's directory nor its name may have a comma (nor = its name)"

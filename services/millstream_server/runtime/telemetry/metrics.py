@@ -371,8 +371,7 @@ ENGINE_LOAD_AGE = ScrapedGauge(
 
 MODEL_LOAD = gauge(
     "millstream_model_load_seconds",
-    "How long this worker's start took, by phase: starting, loading_weights and preparing, where "
-    "the engine tells them apart, else all of it is starting; then warming_up",
+    "How long each stage of this worker's start took; those that its engine tells apart",
     ["phase"],
 )
 CANARY_DURATION = histogram(
