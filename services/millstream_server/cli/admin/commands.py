@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream_server.cli.flags import Commands, add_log_dir, add_timeout, add_tls, command, flag
 
@@ -21,9 +20,8 @@ errors to stderr; with --json all are lines of JSON on stdout.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminCommand:
-    """A command: its help and its own flags."""
+class AdminCommand(NamedTuple):
+    """A command and its help."""
 
     name: str
     method: str
@@ -32,9 +30,7 @@ class AdminCommand:
     notes: str
     example: str
     """Its words behind `millstream admin`."""
-    flags: tuple[Add, ...] = ()
-    """Its own."""
-    of_workers: bool = True
+    of_workers: bool
     """False: every server has it, the Processor too."""
 
 
@@ -112,180 +108,145 @@ def _flag(usage: str, help_: str, **more: Any) -> Add:
 _TIMEOUT: Add = partial(add_timeout, default_s=None, what="longest time to wait for open requests")
 _TAGS = _flag("tags TAG", "kv-cache, weights, cuda-graph; none: all", nargs="*", type=_tag)
 _ADAPTER = _flag("name NAME", "its name in requests")
-_LEVELS = ("debug", "info", "warning", "error", "critical", "inherit")
-COMMANDS = (
-    AdminCommand(
-        name="status",
-        method="GetEngineState",
-        sentence="Print what operations have set, and what the engine can do.",
-        notes="Shows also the operation that runs now.",
-        example="status --all",
-    ),
-    AdminCommand(
-        name="drain",
-        method="Drain",
-        sentence="Take workers out of service and wait until no request is open.",
-        notes="For maintenance: the process goes on running, and stays out of service until\n"
-        "`undrain`. After --timeout-s with requests still open it fails; the worker still stays\n"
-        "out of service, and a second `drain` waits on.",
-        example="drain --admin decode-1.example:9564 --timeout-s 300",
-        flags=(_TIMEOUT,),
-    ),
-    AdminCommand(
-        name="undrain",
-        method="Undrain",
-        sentence="Put drained workers back into service.",
-        notes="No effect on a worker that isn't drained.",
-        example="undrain --admin decode-1.example:9564",
-    ),
-    AdminCommand(
-        name="pause",
-        method="Pause",
-        sentence="Stop the engine's steps.",
-        notes="Requests that run wait until `continue`; routers use other workers meanwhile.",
-        example="pause --mode retract --admin 127.0.0.1:9565",
-        flags=(
-            _flag(
-                "--mode",
-                "running requests keep their KV cache, give it back and compute it again, or end "
-                "with UNAVAILABLE",
-                choices=("in-place", "retract", "abort"),
-            ),
-        ),
-    ),
-    AdminCommand(
-        name="continue",
-        method="Continue",
-        sentence="Let the engine's steps go on.",
-        notes="No effect on a worker that isn't paused.",
-        example="continue --admin 127.0.0.1:9565",
-    ),
-    AdminCommand(
-        name="release-memory",
-        method="ReleaseMemory",
-        sentence="Let the engine give memory back.",
-        notes="The worker goes out of service, waits until no request is open, and stays out of\n"
-        "service until `resume-memory`. Prints the memory before and after, as measured; on a CPU\n"
-        "the engine only flushes its cache.",
-        example="release-memory kv-cache weights --admin 127.0.0.1:9565",
-        flags=(_TAGS, _TIMEOUT),
-    ),
-    AdminCommand(
-        name="resume-memory",
-        method="ResumeMemory",
-        sentence="Take released memory again; back in service once nothing is released.",
-        notes="No effect when nothing is released.",
-        example="resume-memory --admin 127.0.0.1:9565",
-        flags=(_TAGS,),
-    ),
-    AdminCommand(
-        name="update-weights",
-        method="UpdateWeights",
-        sentence="Replace the model's weights while the worker runs.",
-        notes="Weights are checked first; if they don't fit, the old ones serve on. Then the\n"
-        "worker goes out of service, open requests end with the old weights, the new ones are\n"
-        "loaded, and it is back in service. Update all workers of a model: name all of them with\n"
-        "--admin, or give --all --model.",
-        example="update-weights --weight-version step-200 --path /models/step-200 --all",
-        flags=(_weights, _TIMEOUT, _broadcast),
-    ),
-    AdminCommand(
-        name="flush-cache",
-        method="FlushCache",
-        sentence="Empty the prefix cache.",
-        notes="Needs an engine without open requests; --drain waits for that.",
-        example="flush-cache --drain --admin 127.0.0.1:9565",
-        flags=(
-            _flag(
-                "--drain",
-                "take the worker out of service until open requests have ended and it is empty",
-            ),
-            _TIMEOUT,
-        ),
-    ),
-    AdminCommand(
-        name="start-profile",
-        method="StartProfile",
-        sentence="Begin to record what the engine does.",
-        notes="Files are written on the worker's machine; requests go on, more slowly.",
-        example="start-profile --steps 20 --admin 127.0.0.1:9565",
-        flags=(
-            _flag(
-                "--activity",
-                "what to record; may be repeated (default: cpu, and gpu where there is one)",
-                dest="activities",
-                action="append",
-                default=[],
-                choices=("cpu", "gpu", "memory"),
-            ),
-            _flag(
-                "--steps N",
-                "stop after so many steps of the engine (default: record until stop-profile)",
-                type=_whole(1),
-                default=0,
-            ),
-        ),
-    ),
-    AdminCommand(
-        name="stop-profile",
-        method="StopProfile",
-        sentence="End the recording and print where its files are.",
-        notes="Open the traces in a viewer such as Perfetto.",
-        example="stop-profile --admin 127.0.0.1:9565",
-    ),
-    AdminCommand(
-        name="load-lora",
-        method="LoadLora",
-        sentence="Load a LoRA adapter, which requests may then name.",
-        notes="Load it on all workers of a model: requests go only to workers that have it.",
-        example="load-lora sql /adapters/sql --all",
-        flags=(
-            _ADAPTER,
-            _flag(
-                "path DIR", "its directory on the worker, below one of its --weights-dirs", type=str
-            ),
-        ),
-    ),
-    AdminCommand(
-        name="unload-lora",
-        method="UnloadLora",
-        sentence="Remove a LoRA adapter.",
-        notes="New requests that name it are refused at once; running ones end first.",
-        example="unload-lora sql --all",
-        flags=(_ADAPTER,),
-    ),
-    AdminCommand(
-        name="list-loras",
-        method="ListLoras",
-        sentence="List the loaded LoRA adapters.",
-        notes="With their ranks, and their directories on the worker.",
-        example="list-loras --all",
-    ),
-    AdminCommand(
-        name="server-status",
-        method="GetServerStatus",
-        sentence="Print a process's version, health, open work and settings.",
-        notes="For every server, the Processor too. Secrets are masked.",
-        example="server-status --admin 127.0.0.1:9564",
-        of_workers=False,
-    ),
-    AdminCommand(
-        name="set-log-level",
-        method="SetLogLevel",
-        sentence="Set a logger's level, until the process restarts.",
-        notes="For every server, the Processor too. `inherit` undoes it.",
-        example="set-log-level debug --logger millstream_server.runtime --all",
-        flags=(
-            _flag("level", "inherit: the parent logger's level", choices=_LEVELS),
-            _flag(
-                "--logger NAME",
-                "such as millstream_server.worker (default: the root logger)",
-                default="",
-            ),
-        ),
-        of_workers=False,
-    ),
+_DIRECTORY = _flag(
+    "path DIR", "its directory on the worker, below one of its --weights-dirs", type=str
 )
+_LEVELS = ("debug", "info", "warning", "error", "critical", "inherit")
+_TABLE = """\
+status --all
+Print what operations have set, and what the engine can do.
+Shows also the operation that runs now.
+
+drain --admin decode-1.example:9564 --timeout-s 300
+Take workers out of service and wait until no request is open.
+For maintenance: the process goes on running, and stays out of service until
+`undrain`. After --timeout-s with requests still open it fails; the worker still stays
+out of service, and a second `drain` waits on.
+
+undrain --admin decode-1.example:9564
+Put drained workers back into service.
+No effect on a worker that isn't drained.
+
+pause --mode retract --admin 127.0.0.1:9565
+Stop the engine's steps.
+Requests that run wait until `continue`; routers use other workers meanwhile.
+
+continue --admin 127.0.0.1:9565
+Let the engine's steps go on.
+No effect on a worker that isn't paused.
+
+release-memory kv-cache weights --admin 127.0.0.1:9565
+Let the engine give memory back.
+The worker goes out of service, waits until no request is open, and stays out of
+service until `resume-memory`. Prints the memory before and after, as measured; on a CPU
+the engine only flushes its cache.
+
+resume-memory --admin 127.0.0.1:9565
+Take released memory again; back in service once nothing is released.
+No effect when nothing is released.
+
+update-weights --weight-version step-200 --path /models/step-200 --all
+Replace the model's weights while the worker runs.
+Weights are checked first; if they don't fit, the old ones serve on. Then the
+worker goes out of service, open requests end with the old weights, the new ones are
+loaded, and it is back in service. Update all workers of a model: name all of them with
+--admin, or give --all --model.
+
+flush-cache --drain --admin 127.0.0.1:9565
+Empty the prefix cache.
+Needs an engine without open requests; --drain waits for that.
+
+start-profile --steps 20 --admin 127.0.0.1:9565
+Begin to record what the engine does.
+Files are written on the worker's machine; requests go on, more slowly.
+
+stop-profile --admin 127.0.0.1:9565
+End the recording and print where its files are.
+Open the traces in a viewer such as Perfetto.
+
+load-lora sql /adapters/sql --all
+Load a LoRA adapter, which requests may then name.
+Load it on all workers of a model: requests go only to workers that have it.
+
+unload-lora sql --all
+Remove a LoRA adapter.
+New requests that name it are refused at once; running ones end first.
+
+list-loras --all
+List the loaded LoRA adapters.
+With their ranks, and their directories on the worker.
+
+server-status --admin 127.0.0.1:9564
+Print a process's version, health, open work and settings.
+For every server, the Processor too. Secrets are masked.
+
+set-log-level debug --logger millstream_server.runtime --all
+Set a logger's level, until the process restarts.
+For every server, the Processor too. `inherit` undoes it.
+"""
+"""Each command as an example, whose first word is its name; a sentence; notes."""
+_FLAGS: Mapping[str, Sequence[Add]] = {
+    "drain": [_TIMEOUT],
+    "pause": [
+        _flag(
+            "--mode",
+            "running requests keep their KV cache, give it back and compute it again, or end "
+            "with UNAVAILABLE",
+            choices=("in-place", "retract", "abort"),
+        )
+    ],
+    "release-memory": [_TAGS, _TIMEOUT],
+    "resume-memory": [_TAGS],
+    "update-weights": [_weights, _TIMEOUT, _broadcast],
+    "flush-cache": [
+        _flag(
+            "--drain",
+            "take the worker out of service until open requests have ended and it is empty",
+        ),
+        _TIMEOUT,
+    ],
+    "start-profile": [
+        _flag(
+            "--activity",
+            "what to record; may be repeated (default: cpu, and gpu where there is one)",
+            dest="activities",
+            action="append",
+            default=[],
+            choices=("cpu", "gpu", "memory"),
+        ),
+        _flag(
+            "--steps N",
+            "stop after so many steps of the engine (default: record until stop-profile)",
+            type=_whole(1),
+            default=0,
+        ),
+    ],
+    "load-lora": [_ADAPTER, _DIRECTORY],
+    "unload-lora": [_ADAPTER],
+    "set-log-level": [
+        _flag("level", "inherit: the parent logger's level", choices=_LEVELS),
+        _flag(
+            "--logger NAME",
+            "such as millstream_server.worker (default: the root logger)",
+            default="",
+        ),
+    ],
+}
+"""Those that a command has of its own."""
+_METHODS = {"status": "GetEngineState", "server-status": "GetServerStatus"}
+"""Of commands that have another name than the method."""
+_OF_ALL_SERVERS = ("server-status", "set-log-level")
+
+
+def _read(entry: str) -> AdminCommand:
+    example, sentence, notes = entry.split("\n", 2)
+    name = example.split()[0]
+    method = _METHODS.get(name) or name.title().replace("-", "")
+    of_workers = name not in _OF_ALL_SERVERS
+    return AdminCommand(name, method, sentence, notes, example, of_workers)
+
+
+COMMANDS = tuple(map(_read, _TABLE.strip().split("\n\n")))
 
 
 def add_admin(commands: Commands) -> None:
@@ -305,7 +266,7 @@ def add_admin(commands: Commands) -> None:
         example = f"millstream admin {entry.example}"
         one = command(below, entry.name, run, entry.sentence, entry.notes, example)
         one.set_defaults(admin_command=entry)
-        for add in entry.flags:
+        for add in _FLAGS.get(entry.name, ()):
             add(one)
         _add_servers(one, entry)
         add_tls(one)
