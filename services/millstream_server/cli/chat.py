@@ -57,7 +57,9 @@ from millstream_server.cli.tool_files import (
     with_tools,
 )
 
-_CHAT_NOTES = """\
+_CHAT = """\
+Chat with a model; answers stream.
+
 One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
 answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
 picture to the next message; /help lists all commands. A question gets one answer, and - reads it
@@ -67,6 +69,11 @@ from stdin: git diff | millstream chat --system 'Summarise this change.' -
 and you are asked for their results. With --run-tools a function that has "command": ["prog", "arg"]
 is run: without a shell, the call's arguments as JSON on stdin, the result from stdout
 (docs/tools.md). Reasoning and calls go to stderr: stdout has the answer only.
+
+examples:
+  millstream chat
+  millstream chat "What is it?" --image cat.png --temperature 0
+  millstream chat --address processor.example:50051 --tls-ca-file ca.pem --api-key-file key
 """
 HELP = """\
 /image FILE  attach a picture to your next message; /image alone lists what is attached
@@ -79,20 +86,18 @@ HELP = """\
 Ctrl-C       stop the answer and keep the conversation; twice: abort the turn
 Tab          complete a command or a file's path"""
 _COMMANDS = tuple(re.findall(r"^/\w+", HELP, re.MULTILINE))
+_COMPLETE = """\
+Continue a raw prompt, without the model's chat template.
+
+examples:
+  millstream complete "Millstream is" --max-new-tokens 40
+  millstream complete - --temperature 0 --show-usage < prompt.txt
+"""
 
 
 def add_chat(commands: Commands) -> None:
     """Add the command that chats."""
-    parser = command(
-        commands,
-        "chat",
-        run,
-        "Chat with a model; answers stream.",
-        _CHAT_NOTES,
-        "millstream chat",
-        'millstream chat "What is it?" --image cat.png --temperature 0',
-        "millstream chat --address processor.example:50051 --tls-ca-file ca.pem --api-key-file key",
-    )
+    parser = command(commands, "chat", run, _CHAT)
     flag(parser, "question QUESTION", "print its answer and exit; - reads it from stdin", nargs="*")
     add_target(parser)
     flag(parser, "--system TEXT", "instructions to the model")
@@ -139,15 +144,7 @@ def _add_media(parser: argparse.ArgumentParser) -> None:
 
 def add_complete(commands: Commands) -> None:
     """Add the command that continues a prompt."""
-    parser = command(
-        commands,
-        "complete",
-        run_complete,
-        "Continue a raw prompt, without the model's chat template.",
-        "",
-        'millstream complete "Millstream is" --max-new-tokens 40',
-        "millstream complete - --temperature 0 --show-usage < prompt.txt",
-    )
+    parser = command(commands, "complete", run_complete, _COMPLETE)
     flag(parser, "prompt PROMPT", "text to continue; - reads it from stdin")
     add_target(parser)
     add_sampling_flags(parser)

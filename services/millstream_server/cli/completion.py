@@ -10,26 +10,24 @@ from typing import Any
 from millstream_server.cli.flags import NEEDS_EXTRA, Commands, command, fail, flag
 
 _SHELLS = ("bash", "zsh", "fish")
-_NOTES = """\
+_HELP = """\
+Print a script that lets a shell complete commands and flags.
+
 It knows this version's commands and flags: print it again after an upgrade. To have it in every
 new shell:
   bash: add to ~/.bashrc: eval "$(millstream completion bash)"
   zsh:  millstream completion zsh > "${fpath[1]}/_millstream"
   fish: millstream completion fish > ~/.config/fish/completions/millstream.fish
+
+examples:
+  eval "$(millstream completion bash)"
+  millstream completion fish > ~/.config/fish/completions/millstream.fish
 """
 
 
 def add_completion(commands: Commands, whole: argparse.ArgumentParser) -> None:
     """Add the command; it completes the commands of ``whole``."""
-    parser = command(
-        commands,
-        "completion",
-        lambda args: _run(args, whole),
-        "Print a script that lets a shell complete commands and flags.",
-        _NOTES,
-        'eval "$(millstream completion bash)"',
-        "millstream completion fish > ~/.config/fish/completions/millstream.fish",
-    )
+    parser = command(commands, "completion", lambda args: _run(args, whole), _HELP)
     flag(parser, "shell SHELL", ", ".join(_SHELLS), choices=_SHELLS)
 
 

@@ -53,21 +53,22 @@ _ENGINES: dict[Task, Engines[Any]] = {
     Task.RERANK: EMBEDDERS,
 }
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+_HELP = """\
+Check this machine and advise what to do about each miss.
+
+Give it the flags that `up` will get. A line is ok, warn (works, or not needed everywhere) or miss.
+The exit code is 1 if one is a miss.
+
+examples:
+  millstream doctor
+  millstream doctor --all
+  millstream doctor --engine vllm --model ~/models/Qwen3-0.6B
+"""
 
 
 def add_doctor(commands: Commands) -> None:
     """Add the command."""
-    parser = command(
-        commands,
-        "doctor",
-        _run,
-        "Check this machine and advise what to do about each miss.",
-        "Give it the flags that `up` will get. A line is ok, warn (works, or not needed everywhere)"
-        " or miss.\nThe exit code is 1 if one is a miss.",
-        "millstream doctor",
-        "millstream doctor --all",
-        "millstream doctor --engine vllm --model ~/models/Qwen3-0.6B",
-    )
+    parser = command(commands, "doctor", _run, _HELP)
     add_model_dir(parser)
     flag(parser, "--engine", "for `up --engine`", choices=GENERATORS.names)
     flag(parser, "--multimodal", "for `up --multimodal`")

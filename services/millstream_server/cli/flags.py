@@ -281,25 +281,19 @@ def fail(why: object, code: int = 1) -> int:
     return code
 
 
-def list_examples(*lines: str) -> str:
-    """Return the epilog of a command's help."""
-    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 def command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    sentence: str,
-    notes: str,
-    *examples: str,
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    """Add a command; ``run`` is its function."""
+    """Add a command; ``run`` is its function, ``text`` its help around the flags.
+
+    The text's first line is what a list of commands says; from "examples:" on it follows the flags.
+    """
+    description, examples, lines = text.partition("examples:\n")
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=sentence,
-        description=f"{sentence}\n\n{notes}",
-        epilog=list_examples(*examples),
+        help=text.partition("\n")[0],
+        description=description,
+        epilog=examples + lines,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

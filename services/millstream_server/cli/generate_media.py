@@ -22,20 +22,29 @@ from millstream_server.cli.flags import Commands, add_target, command, fail, fla
 _IMAGES = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
 _VIDEOS = (".mp4",)
 _NOTES = "The same seed and settings give the same file. Ctrl-C stops the work within one step."
+_IMAGE = f"""\
+Make an image from words, or from an image and words.
+
+{_NOTES}
+
+examples:
+  millstream image "a red circle on a white background" -o circle.png
+  millstream image "a blue square" --seed 7 --steps 20 -n 4 -o square.webp
+  millstream image "a green square" --input circle.png --strength 0.8 -o changed.png
+"""
+_VIDEO = f"""\
+Make a video from words.
+
+{_NOTES}
+
+examples:
+  millstream video "a ball that rolls" --frames 17 --fps 8 -o ball.mp4
+"""
 
 
 def add_image(commands: Commands) -> None:
     """Add the command that makes images."""
-    parser = command(
-        commands,
-        "image",
-        _run,
-        "Make an image from words, or from an image and words.",
-        _NOTES,
-        'millstream image "a red circle on a white background" -o circle.png',
-        'millstream image "a blue square" --seed 7 --steps 20 -n 4 -o square.webp',
-        'millstream image "a green square" --input circle.png --strength 0.8 -o changed.png',
-    )
+    parser = command(commands, "image", _run, _IMAGE)
     parser.set_defaults(suffixes=_IMAGES)
     _add_diffusion(parser, "PNG or WebP, by its suffix; default: image-SEED.png")
     group = parser.add_argument_group("image to image", "for models that can")
@@ -45,14 +54,7 @@ def add_image(commands: Commands) -> None:
 
 def add_video(commands: Commands) -> None:
     """Add the command that makes videos."""
-    parser = command(
-        commands,
-        "video",
-        _run,
-        "Make a video from words.",
-        _NOTES,
-        'millstream video "a ball that rolls" --frames 17 --fps 8 -o ball.mp4',
-    )
+    parser = command(commands, "video", _run, _VIDEO)
     parser.set_defaults(suffixes=_VIDEOS)
     _add_diffusion(parser, "MP4; default: video-SEED.mp4")
     flag(parser, "--frames N", "frames of the video")

@@ -28,23 +28,21 @@ if TYPE_CHECKING:
 SERVING, NOT_SERVING = 0, 1
 """Exit codes."""
 
-_NOTES = """\
+_HELP = """\
+Ask a server for its health, as a container's probe.
+
 Prints one line. Exit code 0: it is SERVING; 1: it is not, or can't be reached; 2: a flag is wrong.
+
+examples:
+  millstream health
+  millstream health 127.0.0.1:50051 --service millstream.v1.DecodeService
+  millstream health 127.0.0.1:50051 --service liveness --tls-ca-file ca.pem
 """
 
 
 def add_health(commands: Commands) -> None:
     """Add the command."""
-    parser = command(
-        commands,
-        "health",
-        run,
-        "Ask a server for its health, as a container's probe.",
-        _NOTES,
-        "millstream health",
-        "millstream health 127.0.0.1:50051 --service millstream.v1.DecodeService",
-        "millstream health 127.0.0.1:50051 --service liveness --tls-ca-file ca.pem",
-    )
+    parser = command(commands, "health", run, _HELP)
     add_server(parser)
     add_tls(parser)
     flag(parser, "--service NAME", "health name (default: the whole server)", default="")

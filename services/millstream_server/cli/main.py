@@ -23,7 +23,6 @@ from millstream_server.cli.flags import (
     fail,
     flag,
     flags,
-    list_examples,
     positive_seconds,
     whole_number,
 )
@@ -35,22 +34,42 @@ from millstream_server.cli.vectors import add_embed, add_models, add_rerank
 from millstream_server.engines.registry import DIFFUSERS, GENERATORS
 from millstream_server.routing.policy import PolicyName
 
-_UP_NOTES = """\
+_EXAMPLES = """\
+examples:
+  millstream doctor                            # is this machine ready?
+  millstream up                                # start a suite
+  millstream chat "What is Millstream?"        # ask it
+"""
+_UP = """\
+Start the whole suite on this machine, each service its own process.
+
 Every service has its own log file. The phases of its start are shown here, and it is restarted if
 it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
 services in the environment, for example MILLSTREAM_LOG_LEVEL=debug.
 The engine's own arguments follow --; the prefill and decode workers get them.
 --engine simulated needs no GPU stack.
+
+examples:
+  millstream up
+  millstream up --model ~/models/Qwen3-0.6B --topology aggregated -- --page-size 16
+  millstream up --all            # images in chats, images from words, vectors, ranking
 """
 
 _SHORTEST_S, _LONGEST_S = 0.2, 60.0
-_TOP_NOTES = """\
+_TOP = """\
+Show the Processor, workers and their load in tables that renew themselves.
+
 Without --workers it shows the suite that `millstream up` runs in this directory. Ctrl-C ends it.
 Of the Processor: requests that run and wait, rates over five seconds, the mean time to the first
 token. "cached now" is the share of prompt tokens found in the KV cache since the last refresh,
 "in all" since the worker's start; "progress" is when the engine last moved. Without a terminal it
 prints a plain table every interval; --once prints one and ends, with code 1 if no worker is
 reached.
+
+examples:
+  millstream top
+  millstream top --workers k8s:shop/llm-workers --address k8s:shop/llm-processors --sort kv
+  millstream top --once --json --workers 127.0.0.1:50061,127.0.0.1:50071
 """
 
 
@@ -76,11 +95,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="millstream",
         description="Serve large language models as a suite of gRPC services, and chat with them.",
-        epilog=list_examples(
-            "millstream doctor                            # is this machine ready?",
-            "millstream up                                # start a suite",
-            'millstream chat "What is Millstream?"        # ask it',
-        ),
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -105,16 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_up(commands: Commands) -> None:
-    parser = command(
-        commands,
-        "up",
-        up.run,
-        "Start the whole suite on this machine, each service its own process.",
-        _UP_NOTES,
-        "millstream up",
-        "millstream up --model ~/models/Qwen3-0.6B --topology aggregated -- --page-size 16",
-        "millstream up --all            # images in chats, images from words, vectors, ranking",
-    )
+    parser = command(commands, "up", up.run, _UP)
     add_model_dir(parser)
     flag(parser, "--model-name NAME", "name to serve it under (default: DIR's)", default="")
     flag(
@@ -182,16 +188,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_top(commands: Commands) -> None:
-    parser = command(
-        commands,
-        "top",
-        _run_top,
-        "Show the Processor, workers and their load in tables that renew themselves.",
-        _TOP_NOTES,
-        "millstream top",
-        "millstream top --workers k8s:shop/llm-workers --address k8s:shop/llm-processors --sort kv",
-        "millstream top --once --json --workers 127.0.0.1:50061,127.0.0.1:50071",
-    )
+    parser = command(commands, "top", _run_top, _TOP)
     flag(
         parser,
         "--workers W[,W…]",

@@ -17,28 +17,32 @@ from millstream_server.cli.client import call_processor
 from millstream_server.cli.flags import MODEL_HELP, Commands, add_processor, command, fail, flag
 from millstream_server.cli.tool_files import add_reasoning, add_tools, reasoning_given
 
-_RENDER_NOTES = """\
+_RENDER = """\
+Print the prompt that a chat sends to the model.
+
 Nothing is generated: it shows what the model's chat template makes of a question. With --json you
 also get its token ids, and under "reading" what `millstream parse --reading` needs.
+
+examples:
+  millstream render "What is Millstream?" --system "Be short."
+  millstream render --messages conversation.json --tools tools.json
+  millstream render "Hi" --json | jq -c .token_ids
 """
-_PARSE_NOTES = """\
+_PARSE = """\
+Tell reasoning, text and calls of an answer on stdin apart.
+
 The answer comes from stdin: its text with the special tokens that mark something, or with --ids a
 JSON list of its token ids. Reasoning and calls go to stderr: stdout has the answer only.
+
+examples:
+  millstream parse --format hermes --json < answer.txt
+  millstream parse --ids --reading prompt.json < ids.json
 """
 
 
 def add_render(commands: Commands) -> None:
     """Add the command that shows prompts."""
-    parser = command(
-        commands,
-        "render",
-        _run_render,
-        "Print the prompt that a chat sends to the model.",
-        _RENDER_NOTES,
-        'millstream render "What is Millstream?" --system "Be short."',
-        "millstream render --messages conversation.json --tools tools.json",
-        'millstream render "Hi" --json | jq -c .token_ids',
-    )
+    parser = command(commands, "render", _run_render, _RENDER)
     flag(parser, "question QUESTION", "a user's message; - reads it from stdin", nargs="*")
     flag(
         parser,
@@ -54,15 +58,7 @@ def add_render(commands: Commands) -> None:
 
 def add_parse(commands: Commands) -> None:
     """Add the command that reads answers."""
-    parser = command(
-        commands,
-        "parse",
-        _run_parse,
-        "Tell reasoning, text and calls of an answer on stdin apart.",
-        _PARSE_NOTES,
-        "millstream parse --format hermes --json < answer.txt",
-        "millstream parse --ids --reading prompt.json < ids.json",
-    )
+    parser = command(commands, "parse", _run_parse, _PARSE)
     flag(
         parser,
         "--reading FILE",

@@ -36,20 +36,34 @@ _TASKS = {
     processor_pb2.MODEL_TASK_GENERATE_VIDEO: "video",
 }
 _MEDIA = {media_pb2.MODALITY_IMAGE: "images", media_pb2.MODALITY_VIDEO: "videos"}
+_EMBED = """\
+Turn texts into vectors; prints a line of JSON for each.
+
+examples:
+  millstream embed "How do I bake bread?"
+  millstream embed --compare "a cat" "a kitten" "a database"
+  millstream embed - --dimensions 64 < lines.txt > vectors.jsonl
+"""
+_RERANK = """\
+Sort documents by how well they answer a query.
+
+examples:
+  millstream rerank "How do I bake bread?" "Mix flour and water, then bake." "A GPU has cores."
+  millstream rerank "What is prefill?" - --top-n 3 < passages.txt
+"""
+_MODELS = """\
+List the models that are served and their workers.
+
+examples:
+  millstream models
+  millstream models --address processor.example:50051 --tls-ca-file ca.pem
+  millstream models --json | jq -r .name
+"""
 
 
 def add_embed(commands: Commands) -> None:
     """Add the command that makes vectors."""
-    parser = command(
-        commands,
-        "embed",
-        _run_embed,
-        "Turn texts into vectors; prints a line of JSON for each.",
-        "",
-        'millstream embed "How do I bake bread?"',
-        'millstream embed --compare "a cat" "a kitten" "a database"',
-        "millstream embed - --dimensions 64 < lines.txt > vectors.jsonl",
-    )
+    parser = command(commands, "embed", _run_embed, _EMBED)
     flag(parser, "texts TEXT", "a single - reads texts from stdin, one per line", nargs="+")
     add_target(parser)
     flag(parser, "--dimensions N", "cut the vectors to so many numbers")
@@ -64,16 +78,7 @@ def add_embed(commands: Commands) -> None:
 
 def add_rerank(commands: Commands) -> None:
     """Add the command that sorts documents."""
-    parser = command(
-        commands,
-        "rerank",
-        _run_rerank,
-        "Sort documents by how well they answer a query.",
-        "",
-        'millstream rerank "How do I bake bread?" "Mix flour and water, then bake." '
-        '"A GPU has cores."',
-        'millstream rerank "What is prefill?" - --top-n 3 < passages.txt',
-    )
+    parser = command(commands, "rerank", _run_rerank, _RERANK)
     flag(parser, "query QUERY", "the question")
     flag(
         parser,
@@ -90,16 +95,7 @@ def add_rerank(commands: Commands) -> None:
 
 def add_models(commands: Commands) -> None:
     """Add the command that lists models."""
-    parser = command(
-        commands,
-        "models",
-        _run_models,
-        "List the models that are served and their workers.",
-        "",
-        "millstream models",
-        "millstream models --address processor.example:50051 --tls-ca-file ca.pem",
-        "millstream models --json | jq -r .name",
-    )
+    parser = command(commands, "models", _run_models, _MODELS)
     add_processor(parser)
     add_json(parser, "models")
 

@@ -12,11 +12,18 @@ from millstream_server.cli.flags import Commands, add_log_dir, add_timeout, add_
 Parser = argparse.ArgumentParser
 Add = Callable[[Parser], None]
 """Adds flags of a command."""
-_NOTES = """\
+_HELP = """\
+Operate running workers: drain, weights, adapters, memory, profiles, logs.
+
 Each command calls the admin port (--admin-listen) of every server that is named, at the same time.
 Exit code 0: all did it; 1: one failed; 2: a flag is wrong. Results go to stdout, progress and
 errors to stderr; with --json all are lines of JSON on stdout.
 `millstream admin COMMAND --help` explains a command.
+
+examples:
+  millstream admin status --all                # of the suite that `millstream up` runs
+  millstream admin drain --admin 127.0.0.1:9565
+  millstream admin update-weights --weight-version step-200 --path /models/step-200 --all
 """
 
 
@@ -26,10 +33,8 @@ class AdminCommand(NamedTuple):
     name: str
     method: str
     """Of the service."""
-    sentence: str
-    notes: str
-    example: str
-    """Its words behind `millstream admin`."""
+    text: str
+    """Its help around the flags."""
     of_workers: bool
     """False: every server has it, the Processor too."""
 
@@ -243,7 +248,8 @@ def _read(entry: str) -> AdminCommand:
     name = example.split()[0]
     method = _METHODS.get(name) or name.title().replace("-", "")
     of_workers = name not in _OF_ALL_SERVERS
-    return AdminCommand(name, method, sentence, notes, example, of_workers)
+    text = f"{sentence}\n\n{notes}\n\nexamples:\n  millstream admin {example}"
+    return AdminCommand(name, method, text, of_workers)
 
 
 COMMANDS = tuple(map(_read, _TABLE.strip().split("\n\n")))
@@ -251,20 +257,10 @@ COMMANDS = tuple(map(_read, _TABLE.strip().split("\n\n")))
 
 def add_admin(commands: Commands) -> None:
     """Add the command and those below it."""
-    parser = command(
-        commands,
-        "admin",
-        run,
-        "Operate running workers: drain, weights, adapters, memory, profiles, logs.",
-        _NOTES,
-        "millstream admin status --all                # of the suite that `millstream up` runs",
-        "millstream admin drain --admin 127.0.0.1:9565",
-        "millstream admin update-weights --weight-version step-200 --path /models/step-200 --all",
-    )
+    parser = command(commands, "admin", run, _HELP)
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for entry in COMMANDS:
-        example = f"millstream admin {entry.example}"
-        one = command(below, entry.name, run, entry.sentence, entry.notes, example)
+        one = command(below, entry.name, run, entry.text)
         one.set_defaults(admin_command=entry)
         for add in _FLAGS.get(entry.name, ()):
             add(one)

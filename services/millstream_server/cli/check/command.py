@@ -6,7 +6,6 @@ import argparse
 import asyncio
 
 from millstream_server.cli.flags import (
-    KEY_VARIABLE,
     WRONG_USAGE,
     Commands,
     add_connection,
@@ -20,26 +19,24 @@ from millstream_server.cli.flags import (
     read_connection,
 )
 
-_NOTES = f"""\
+_HELP = """\
+Check a whole deployment through its Processor.
+
 Connects, asks for health, lists services by reflection and models, and sends every model the
 smallest request of what it does. Each step is one line, with ✓ or ✗; a failed one says what to do.
 Exit code 0: all passed; 1: one failed; 2: a flag is wrong. An API key comes from --api-key-file or
-the environment, {KEY_VARIABLE}.
+the environment, MILLSTREAM_API_KEY.
+
+examples:
+  millstream check processor.example:50051 --wait 300
+  millstream check 127.0.0.1:50051 --tls-ca-file ca.pem --api-key-file key
+  millstream check --model llama --disaggregated llama
 """
 
 
 def add_check(commands: Commands) -> None:
     """Add the command."""
-    parser = command(
-        commands,
-        "check",
-        run,
-        "Check a whole deployment through its Processor.",
-        _NOTES,
-        "millstream check processor.example:50051 --wait 300",
-        "millstream check 127.0.0.1:50051 --tls-ca-file ca.pem --api-key-file key",
-        "millstream check --model llama --disaggregated llama",
-    )
+    parser = command(commands, "check", run, _HELP)
     add_server(parser)
     add_connection(parser)
     flag(
