@@ -34,8 +34,6 @@ ADDRESS_VARIABLE = "MILLSTREAM_ADDRESS"
 MODEL_HELP = "model to ask, or an alias (default: the task's, as `millstream models` shows)"
 DEFAULT_LOG_DIR = Path(".millstream/logs")
 """Of `up`."""
-_TYPES: Mapping[str, Callable[[str], Any]] = {"N": int, "X": float, "FILE": Path, "DIR": Path}
-"""What stands behind a flag, as its type."""
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"  # noqa: SLF001 - it has no public name
 
 
@@ -64,7 +62,7 @@ def flag(parser: argparse._ActionsContainer, usage: str, help_: str, **more: Any
     """Add an argument; ``usage`` is what help shows, such as "--seed N". A flag alone is a switch.
 
     ``more`` is argparse's; it wins over the type that the usage stands for. Of a flag's ``choices``
-    the first is the default, as its help says.
+    the first is the default. Help tells a default, unless it is nothing or told in words.
     """
     names = usage.split()
     if len(names) > 1 and not names[-1].startswith("-"):
@@ -74,7 +72,9 @@ def flag(parser: argparse._ActionsContainer, usage: str, help_: str, **more: Any
         more = {"action": "store_true"}
     elif usage.startswith("-") and set(more) == {"choices"}:
         more = {"default": more["choices"][0], **more}
-        help_ = f"{help_} (default: %(default)s)".strip()
+    default = more.get("default")
+    if usage.startswith("-") and default and isinstance(default, (str, int, float, Path)):
+        help_ = help_ if "(default:" in help_ else f"{help_} (default: %(default)s)".strip()
     parser.add_argument(*names, help=help_, **more)
 
 
@@ -346,18 +346,13 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def add_log_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str) -> None:
     """Add the flag that names the directory of a suite's logs, by which it is found."""
-    flag(parser, "--log-dir DIR", f"{what} (default: %(default)s)", default=DEFAULT_LOG_DIR)
+    flag(parser, "--log-dir DIR", what, default=DEFAULT_LOG_DIR)
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float | None, what: str) -> None:
     """Add the flag that bounds each call; ``what`` is bounded, None: without limit."""
-    flag(
-        parser,
-        "--timeout-s SECONDS",
-        f"{what} (default: {'no limit' if default_s is None else '%(default)s'})",
-        type=positive_seconds,
-        default=default_s,
-    )
+    told = what if default_s else f"{what} (default: no limit)"
+    flag(parser, "--timeout-s SECONDS", told, default=default_s)
 
 
 def positive_seconds(text: str) -> float:
@@ -385,3 +380,13 @@ def whole_number(most: int, least: int = 0) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "N": int,
+    "X": float,
+    "FILE": Path,
+    "DIR": Path,
+    "SECONDS": positive_seconds,
+}
+"""What stands behind a flag, as its type."""

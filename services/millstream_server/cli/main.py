@@ -140,13 +140,8 @@ def _add_up(commands: Commands) -> None:
     for role in ("prefill", "decode"):
         flag(parser, f"--{role} N", f"{role} workers (default: 1)", default=1)
     _add_further(parser)
-    flag(
-        parser,
-        "--policy",
-        "which worker gets a request (default: %(default)s)",
-        choices=[policy.value for policy in PolicyName],
-        default=PolicyName.LEAST_LOADED.value,
-    )
+    policies, default = [policy.value for policy in PolicyName], PolicyName.LEAST_LOADED.value
+    flag(parser, "--policy", "which worker gets a request", choices=policies, default=default)
     _add_places(parser)
 
 
@@ -161,22 +156,12 @@ def _add_further(parser: argparse.ArgumentParser) -> None:
         "--dllm-model DIR": "a diffusion language model",
     }
     flags(group, table)
-    flag(
-        group,
-        "--image-engine",
-        "what makes the images (default: %(default)s)",
-        choices=DIFFUSERS.names,
-        default="diffusers",
-    )
+    engines, ours = DIFFUSERS.names, "diffusers"
+    flag(group, "--image-engine", "what makes the images", choices=engines, default=ours)
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
-    flag(
-        parser,
-        "--host",
-        "address the Processor listens on (default: %(default)s)",
-        default="127.0.0.1",
-    )
+    flag(parser, "--host", "address the Processor listens on", default="127.0.0.1")
     flag(
         parser,
         "--port PORT",
@@ -198,13 +183,8 @@ def _add_top(commands: Commands) -> None:
     )
     add_address(parser, "Processors, to show what waits there too, also k8s:NAMESPACE/SERVICE", "")
     add_log_dir(parser, "that suite's, as `millstream up` was told")
-    flag(
-        parser,
-        "--interval SECONDS",
-        f"time between refreshes, {_SHORTEST_S:g} to {_LONGEST_S:g} (default: %(default)s)",
-        type=_interval,
-        default=1.0,
-    )
+    interval = f"time between refreshes, {_SHORTEST_S:g} to {_LONGEST_S:g}"
+    flag(parser, "--interval SECONDS", interval, type=_interval, default=1.0)
     flag(parser, "--sort", "order of workers", choices=tuple(SORTS))
     flag(parser, "--once", "measure for one interval, print one table, and end")
     flag(parser, "--json", "print a line of JSON each time")

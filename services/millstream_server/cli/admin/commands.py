@@ -102,7 +102,7 @@ def _broadcast(parser: Parser) -> None:
         default=[],
     )
     flag(group, "--world-size N", "processes in the group", type=_whole(2))
-    flag(group, "--group-name NAME", "its name (default: %(default)s)", default="weights")
+    flag(group, "--group-name NAME", "its name", default="weights")
     flag(group, "--backend", "", choices=("nccl", "gloo"))
 
 
@@ -278,7 +278,7 @@ def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
     flag(group, "--model NAME", "with --all: only workers of this model", default="")
     workers = "with --all: a cluster's workers, such as k8s:NAMESPACE/SERVICE, as for `top`"
     flag(group, "--workers W[,W…]", workers, default="")
-    flag(group, "--admin-port PORT", "theirs (default: %(default)s)", type=_whole(1), default=9564)
+    flag(group, "--admin-port PORT", "theirs", type=_whole(1), default=9564)
     add_log_dir(group, "the suite's, as `millstream up` was told")
 
 

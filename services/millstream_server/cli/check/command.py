@@ -15,7 +15,6 @@ from millstream_server.cli.flags import (
     fail,
     flag,
     flags,
-    positive_seconds,
     read_connection,
 )
 
@@ -39,13 +38,8 @@ def add_check(commands: Commands) -> None:
     parser = command(commands, "check", run, _HELP)
     add_server(parser)
     add_connection(parser)
-    flag(
-        parser,
-        "--wait SECONDS",
-        "wait so long for the server and its models (default: not at all)",
-        type=positive_seconds,
-        default=0.0,
-    )
+    wait = "wait so long for the server and its models (default: not at all)"
+    flag(parser, "--wait SECONDS", wait, default=0.0)
     add_timeout(parser, 60.0, "longest time for each request")
     table = {
         "--model NAME": "check this model, and no other that isn't named (default: all)",
