@@ -158,9 +158,7 @@ def _printer(args: argparse.Namespace, console: Console) -> Print:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         print(json.dumps(as_object(rows, models, fronts, now)), flush=True)
 
-    def print_table(
-        rows: list[Row], models: list[ModelRow], fronts: Sequence[ProcessorRow]
-    ) -> None:
+    def print_table(rows: list[Row], models: list[ModelRow], fronts: Fronts) -> None:
         width = console.width if console.is_terminal else None
         now_s = time.monotonic()
         console.print(draw(rows, models, fronts=fronts, now_s=now_s, signs=signs, width=width))
