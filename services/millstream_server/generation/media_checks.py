@@ -195,7 +195,7 @@ def too_many_positions(
     ``fields`` has the client's names of the items, if any. `validation` reports too many tokens.
     """
     prompt, new = request.prompt, request.sampling.max_new_tokens
-    if model and tokens_left(prompt, most, model) < new <= most - len(prompt):
+    if model and prompt.media and tokens_left(prompt, most, model) < new <= most - len(prompt):
         counts = [item.positions(model.positions_per_second) for item in prompt.media]
         index = max(range(len(counts)), key=lambda i: counts[i] - prompt.media[i].tokens)
         yield FieldViolation(
