@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from millstream_server.engines.sglang import launch
+from tests.support.engines.sglang_plugin import PLUGIN, imported_plugin  # noqa: F401 - a fixture
 
-_PLUGIN = Path(launch._SCHEDULING) / "millstream_sglang_scheduling_plugin.py"
 POLLS, POLL_S = 6000, 0.005
-
-
-@pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import it without SGLang."""
-    registry = ModuleType("sglang.srt.plugins.hook_registry")
-    vars(registry).update(HookRegistry=None, HookType=None)
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, registry.__name__, registry)
-    spec = importlib.util.spec_from_file_location("grammars_plugin", _PLUGIN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_grammars_time_is_counted_by_the_clock(

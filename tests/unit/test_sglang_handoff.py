@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from millstream_server.control.engine import Role
 from millstream_server.engines.gate import Hold
-from millstream_server.engines.sglang import launch
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.sglang.requests.runs import Run, Runs
@@ -24,25 +20,9 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import KvTransferError
 from millstream_testing.waiting import until
+from tests.support.engines.sglang_plugin import PLUGIN, imported_plugin  # noqa: F401 - a fixture
 
-_PLUGIN = Path(launch._SCHEDULING) / "millstream_sglang_scheduling_plugin.py"
 _END = {"output_ids": [], "meta_info": {"finish_reason": {"type": "length"}}}
-
-
-@pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import it without SGLang."""
-    registry = ModuleType("sglang.srt.plugins.hook_registry")
-    vars(registry).update(HookRegistry=None, HookType=None)
-    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, registry.__name__, registry)
-    spec = importlib.util.spec_from_file_location("handoff_plugin", _PLUGIN)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_a_prompts_token_is_sent_with_the_last_of_its_cache(plugin: Any) -> None:
