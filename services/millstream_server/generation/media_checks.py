@@ -182,6 +182,8 @@ def _ticket(item: MediaInput, model: MediaModel, role: Role, path: str) -> Itera
 
 def tokens_left(prompt: Prompt, context_length: int, model: MediaModel | Family | None) -> int:
     """Return how many tokens an answer may have: they and the positions after the prompt's fit."""
+    if not prompt.media:
+        return context_length - len(prompt)
     per_second = model.positions_per_second if model else 0
     more = sum(item.positions(per_second) - item.tokens for item in prompt.media)
     return context_length - len(prompt) - max(0, more)
