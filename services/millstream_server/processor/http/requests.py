@@ -219,12 +219,12 @@ def answers_of(asked: schema.Chat) -> AnswerOptions:
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,
         only=only,
-        continues=goes_on(asked),
+        continues=continues_final_message(asked),
         switches=_switches(asked),
     )
 
 
-def goes_on(asked: Any) -> bool:
+def continues_final_message(asked: Any) -> bool:
     """Whether a body asks that the answer goes on in the last message, by vLLM's two fields.
 
     Raises:

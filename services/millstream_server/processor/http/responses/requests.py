@@ -9,7 +9,11 @@ import msgspec
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.processor.answer_options import AnswerOptions
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.http.requests import ANY_OBJECT, goes_on, options_of
+from millstream_server.processor.http.requests import (
+    ANY_OBJECT,
+    continues_final_message,
+    options_of,
+)
 from millstream_server.processor.http.responses import schema
 from millstream_server.processor.http.responses.tools import Tools
 from millstream_server.processor.text.switches import Switches, reasoning
@@ -66,7 +70,7 @@ def answers_of(asked: schema.Responses, tools: Tools) -> AnswerOptions:
         one_call=asked.parallel_tool_calls is False,
         must_call=must_call,
         only=only,
-        continues=goes_on(asked),
+        continues=continues_final_message(asked),
         switches=_switches(asked.reasoning),
         if_known=True,
     )
